@@ -1,0 +1,136 @@
+"""The run config: one tree, the only place where a default or a bound of a run is written.
+
+From:  the form, TOML, REST or the command line, as plain data.
+To:    Attempt.config (resolved), read back by every part through `RunConfig.model_validate`.
+Holds: unknown fields are errors; everything wrong is reported at once, by its dotted name.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from environments.config import Budgets, Sampling, Section
+
+
+class ModelSection(Section):
+    name: str = Field("smollm2-135m", description="A model of the catalog.")
+    start_from: str = Field(
+        "", description="Version to start from, as <run name>/<attempt>/<version>; empty: the model itself."
+    )
+
+
+class TaskMixture(Section):
+    taskset: str = Field("shell-and-python", description="A task set of the catalog.")
+    weight: float = Field(1.0, gt=0, description="Share of groups drawn from it, relative to the others.")
+    families: tuple[str, ...] = Field((), description="Only these families; empty: all.")
+
+
+class TasksSection(Section):
+    mixture: tuple[TaskMixture, ...] = Field((TaskMixture(),), min_length=1, description="Task sets and their shares.")
+    groups_per_step: int = Field(12, ge=1, description="B: groups an optimizer step eats.")
+    rollouts_per_group: int = Field(
+        6, ge=2, description="N: rollouts of one task. One alone has nothing to compare with."
+    )
+
+
+class HarnessSection(Section):
+    name: str = Field("mini-swe-agent", description="A harness of the catalog.")
+    max_running: int = Field(16, ge=1, le=20000, description="C: most sandboxes at once.")
+
+
+class WarmStart(Section):
+    demonstrations: int = Field(0, ge=0, le=100000, description="Expert rollouts to imitate first. 0: no warm start.")
+    epochs: float = Field(1.0, gt=0, description="Passes over the demonstrations.")
+    learning_rate: float = Field(2e-4, gt=0, lt=1, description="Peak, after a short warm-up, decaying to a tenth.")
+    batch_size: int = Field(4, ge=1, description="Rollouts an optimizer step takes.")
+
+
+class Objective(Section):
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "maxrl"] = Field(
+        "grpo", description="Credit of a rollout against its group."
+    )
+    policy_loss: Literal["ppo_clip", "dapo", "gspo", "cispo", "reinforce"] = Field(
+        "dapo", description="The policy loss."
+    )
+    clip_low: float = Field(0.2, ge=0, lt=1, description="Lower clip of the ratio, below 1.")
+    clip_high: float = Field(0.28, ge=0, description="Upper clip of the ratio, above 1.")
+    aggregation: Literal["two-level", "token-mean", "sequence-mean", "constant-length"] = Field(
+        "two-level", description="How token losses become one number."
+    )
+    correction: Literal["none", "tis", "icepop", "decoupled"] = Field("tis", description="Off-policy correction.")
+    tis_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight.")
+    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL to the starting model.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
+    entropy_coefficient: float = Field(0.0, ge=0, description="Entropy bonus.")
+    max_samples_per_rollout: int = Field(5, ge=1, description="J_max: branches of a rollout that are trained.")
+
+
+class Optimization(Section):
+    steps: int = Field(9, ge=1, description="Optimizer steps of the online phase.")
+    learning_rate: float = Field(5e-5, gt=0, lt=1, description="Constant.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
+    micro_batch_tokens: int = Field(4096, ge=64, description="Most tokens in one forward pass; bounds memory.")
+    precision: Literal["bf16", "fp32"] = Field(
+        "bf16", description="Autocast of the forward pass; master weights are fp32."
+    )
+    adapter: Literal["none", "lora"] = Field("none", description="Full fine-tuning, or LoRA.")
+    lora_rank: int = Field(16, ge=1, description="Rank of the adapter.")
+
+
+class Schedule(Section):
+    mode: Literal["elastic", "colocate", "async", "sync"] = Field(
+        "colocate", description="How cells share serving and training."
+    )
+    cells: int = Field(1, ge=1, le=1024, description="K: equal cells; the first is the core.")
+    burst_steps: int = Field(1, ge=1, description="mu: optimizer steps before weights are published.")
+    staleness: int = Field(0, ge=0, description="eta: versions that dispatch may run ahead.")
+    lead_groups: int = Field(0, ge=0, description="phi: lead over B, in groups, that keeps cells fed.")
+    late_members: Literal["train", "wait", "exclude"] = Field(
+        "train", description="A member older than its staleness bound."
+    )
+    group_deadline_s: float = Field(
+        1800.0, gt=0, description="Then a partial group trains with what it has, or is refilled."
+    )
+    min_members: int = Field(2, ge=2, description="Fewest valid members a group may train with.")
+    cache_policy: Literal["recompute", "keep"] = Field("recompute", description="Open contexts at a weight change.")
+    keep_versions: int = Field(3, ge=1, description="Versions kept on disk, beside pinned ones.")
+    checkpoint_every: int = Field(1, ge=1, description="Optimizer steps between checkpoints.")
+
+
+class EngineSection(Section):
+    kind: Literal["vllm", "scripted"] = Field("vllm", description="`scripted` is for tests only.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="auto: bfloat16 where the processor computes it fast."
+    )
+    kv_cache_gb: float = Field(2.0, gt=0, description="Memory for keys and values.")
+    max_running: int = Field(64, ge=1, description="Sequences in one engine step.")
+
+
+class Evaluation(Section):
+    tasks: int = Field(120, ge=0, description="Held-out tasks, fixed for the run. 0: no evaluation.")
+    every_steps: int = Field(0, ge=0, description="Also every so many steps; 0: only first and last version.")
+    temperature: float = Field(1.0, ge=0, le=4.0, description="Sampling temperature of evaluation.")
+
+
+class ReviewGate(Section):
+    mode: Literal["off", "sample", "flagged", "all"] = Field("off", description="Which members wait for a person.")
+    share: float = Field(0.1, gt=0, le=1, description="Of `sample`.")
+    deadline_s: float = Field(3600.0, gt=0, description="How long a member waits.")
+    at_deadline: Literal["train", "exclude", "wait"] = Field("train", description="What then happens.")
+
+
+class RunConfig(Section):
+    seed: int = Field(1, ge=0, description="Order of tasks, initial states, evaluation subset.")
+    model: ModelSection = ModelSection()
+    tasks: TasksSection = TasksSection()
+    harness: HarnessSection = HarnessSection()
+    sampling: Sampling = Sampling()
+    budgets: Budgets = Budgets()
+    warm_start: WarmStart = WarmStart()
+    objective: Objective = Objective()
+    optimization: Optimization = Optimization()
+    schedule: Schedule = Schedule()
+    engine: EngineSection = EngineSection()
+    evaluation: Evaluation = Evaluation()
+    review_gate: ReviewGate = ReviewGate()
