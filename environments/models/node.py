@@ -4,12 +4,13 @@ from django.db import models
 
 
 class Node(models.Model):
-    """`ids` is little-endian uint32; `behaviour_logprobs` little-endian float32, only for sampled nodes.
+    """`ids` is little-endian uint32; `behaviour_logprobs` little-endian float32, only for sampled nodes,
+    one per id after the first `opener_length`.
 
     Hypothetical example, an assistant turn of three tokens sampled across a weight change:
     index 5, parent 4, role "assistant", branch_role "main", sampled True,
-    ids 9906 11 2 (12 bytes), behaviour_logprobs -0.1 -2.0 -0.3 (12 bytes),
-    version_spans [[0, 2, 6], [2, 3, 7]] (start, end, version), oldest_kv_version 6.
+    ids 1 9906 11 2 (16 bytes) of which opener_length 1, behaviour_logprobs -0.1 -2.0 -0.3 (12 bytes),
+    version_spans [[1, 3, 6], [3, 4, 7]] (start, end, version; positions in ids), oldest_kv_version 6.
     """
 
     class BranchRole(models.TextChoices):
@@ -29,6 +30,9 @@ class Node(models.Model):
     branch_role = models.CharField(max_length=14, choices=BranchRole.choices, default=BranchRole.MAIN)
     sampled = models.BooleanField(help_text="The policy produced these ids (an aborted call's too; see trainable).")
     trainable = models.BooleanField(default=False, help_text="Sampled, whole, and not of a side call.")
+    opener_length = models.PositiveSmallIntegerField(
+        default=0, help_text="Leading ids that are the template's generation prompt: context, never sampled."
+    )
     ids = models.BinaryField()
     behaviour_logprobs = models.BinaryField(null=True, help_text="Null also for a scripted expert's demonstrations.")
     version_spans = models.JSONField(default=list, help_text="[[start, end, version], ...] over this node's tokens.")
