@@ -53,14 +53,23 @@ DATABASES = {"default": database_settings(DATABASE_URL)}
 REDIS_URL = env_str("REDIS_URL", "redis://127.0.0.1:6379/0")
 """Valkey: redis://host:port/n or unix:///path.sock?db=n. Celery broker, channel layer, live logs."""
 
-CHANNEL_LAYERS = {
-    "default": {
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "gyre"},
-    }
-}
 
-CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=")
+def channel_layers(url: str) -> dict[str, object]:
+    return {
+        "default": {
+            "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+            "CONFIG": {"hosts": [url], "prefix": "gyre"},
+        }
+    }
+
+
+def celery_broker_url(url: str) -> str:
+    """Celery's spelling of a unix socket URL."""
+    return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=")
+
+
+CHANNEL_LAYERS = channel_layers(REDIS_URL)
+CELERY_BROKER_URL = celery_broker_url(REDIS_URL)
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1

@@ -11,15 +11,19 @@ import contextlib
 import hashlib
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import redis
+
+from gyre_web.up.processes import die_with_parent, stop_process
 
 START_TIMEOUT_S = 30.0
 
@@ -73,53 +77,25 @@ class EmbeddedPostgres:
         if user:
             os.chown(self.directory, user.pw_uid, user.pw_gid)
             os.chown(self.sockets, user.pw_uid, user.pw_gid)
+        how: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "cwd": "/",
+            "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(self.directory), "TZ": "UTC"},
+        }
+        if user:
+            how |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         binaries = self._binaries()
-        environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": str(self.directory), "TZ": "UTC"}
-        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
         with self.log.open("ab") as log:
-            if not (self.data / "PG_VERSION").exists():
-                shutil.rmtree(self.data, ignore_errors=True)
-                subprocess.run(
-                    [
-                        binaries / "initdb",
-                        "-D",
-                        self.data,
-                        "-U",
-                        "gyre",
-                        "--auth=trust",
-                        "--encoding=UTF8",
-                        "--locale=C.UTF-8",
-                    ],
-                    check=True,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    cwd="/",
-                    **as_user,  # type: ignore[call-overload]
-                )
+            how |= {"stdout": log, "stderr": log}
+            self._initialise(binaries, how)
             self._remove_stale_pid()
-            command = [
-                binaries / "postgres",
-                "-D",
-                self.data,
-                "-k",
-                self.sockets,
-                "-c",
-                "listen_addresses=",
-                "-c",
-                "max_connections=200",
-            ]
+            command = (
+                f"{binaries}/postgres -D {self.data} -k {self.sockets} -c listen_addresses= -c max_connections=200"
+            )
             if not self.durable:
-                command += ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]
-            self.process = subprocess.Popen(  # type: ignore[call-overload]
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-                **as_user,
+                command += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
+            self.process = subprocess.Popen(
+                shlex.split(command), start_new_session=True, preexec_fn=die_with_parent(signal.SIGINT), **how
             )
         self._wait_until_ready()
         self._create_database()
@@ -128,6 +104,19 @@ class EmbeddedPostgres:
         """Fast shutdown: open transactions are rolled back, everything committed is kept."""
         stop_process(self.process, signal.SIGINT)
         self.process = None
+
+    def _initialise(self, binaries: Path, how: dict[str, Any]) -> None:
+        """Make the cluster under another name first: what a killed initdb leaves is never taken for one."""
+        if (self.data / "PG_VERSION").exists():
+            return
+        part = self.data.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        subprocess.run(
+            shlex.split(f"{binaries}/initdb -D {part} -U gyre --auth=trust --encoding=UTF8 --locale=C.UTF-8"),
+            check=True,
+            **how,
+        )
+        part.rename(self.data)
 
     def _binaries(self) -> Path:
         """The wheel's programs; copied beside the data when root's `nobody` could not reach them in place."""
@@ -198,13 +187,18 @@ class EmbeddedValkey:
         data = self.directory / "valkey"
         data.mkdir(parents=True, exist_ok=True)
         self.socket.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            str(get_binary_path()), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
-            "--dir", str(data), "--save", "", "--appendonly", "yes" if self.durable else "no", "--maxmemory-policy", "noeviction",
-        ]  # fmt: skip
+        command = (
+            f"{get_binary_path()} --port 0 --unixsocket {self.socket} --unixsocketperm 700 --dir {data}"
+            f" --save '' --appendonly {'yes' if self.durable else 'no'} --maxmemory-policy noeviction"
+        )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                shlex.split(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
         client = redis.Redis.from_url(self.url())
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -220,15 +214,3 @@ class EmbeddedValkey:
     def stop(self) -> None:
         stop_process(self.process, signal.SIGTERM)
         self.process = None
-
-
-def stop_process(process: subprocess.Popen[bytes] | None, first_signal: int, patience_s: float = 15.0) -> None:
-    """Ask, wait, then kill; returns when the process is gone."""
-    if process is None or process.poll() is not None:
-        return
-    process.send_signal(first_signal)
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
