@@ -1,0 +1,39 @@
+# Two commands do all set-up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+PY := .venv/bin/python
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: demo up test quick check bench drills install install-dev
+
+demo: install   ## Set everything up, start Gyre, and start a real online-RL run to watch
+	$(PY) manage.py doctor
+	$(PY) manage.py up --demo
+
+up: install     ## Start Gyre without a run
+	$(PY) manage.py up
+
+test: install-dev  ## Everything this machine can test
+	$(PY) -m pytest
+
+quick: install-dev ## The everyday suite, under three minutes
+	$(PY) -m pytest -m "not (engine or browser or docker or drill or harness or peer or gpu or slow)"
+
+check: install-dev ## Style, types, import direction, front end
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	$(PY) manage.py makemigrations --check --dry-run
+	$(PY) tests/check_front_end.py
+
+bench: install     ## make bench NAME=gateway
+	$(PY) manage.py bench $(NAME)
+
+drills: install-dev ## Kill things in a running system and audit what is left
+	$(PY) -m pytest -m drill
+
+install:
+	@$(PYTHON) requirements/install.py
+
+install-dev:
+	@$(PYTHON) requirements/install.py --dev
