@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A part of a config: unknown fields are errors, values are final."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Sampling(Section):
