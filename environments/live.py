@@ -1,0 +1,256 @@
+"""The ordered live log of a rollout: what happens to it, as it happens, readable by anyone from any point.
+
+From:  the gateway and rollout workers append; websockets and recovering gateways read.
+To:    one Valkey stream a rollout, `gyre:live:<uuid>`, and a bell on the channel layer for each append.
+Holds: ids are `<epoch>-<n>`, n dense from 1; one append is atomic; a lost log begins again with a higher epoch.
+Never: is the truth. That is Postgres; a reader that sees `reset` loads it from there.
+Cost:  appends that wait together travel in one pipeline.
+
+Worked example: append(r, [("state", {...}), ("node", {...})]) on an empty log at epoch 1764586000000 gives entries
+1764586000000-1 and 1764586000000-2; read(r, (1764586000000, 1)) gives the second, reset False.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import orjson
+import redis.asyncio
+from channels.layers import get_channel_layer
+from django.conf import settings
+from redis.exceptions import NoScriptError, RedisError
+
+from environments.text import dump_json
+
+MAX_ENTRIES = 50_000
+EXPIRES_AFTER_END_S = 3600
+EXPIRES_UNENDED_S = 14 * 24 * 3600
+"""A log whose rollout never said that it ended does not stay for ever."""
+BELL_INTERVAL_S = 0.04
+SYNC_TIMEOUT_S = 10.0
+
+APPEND = (
+    """
+local key, now = KEYS[1], ARGV[1]
+local last = redis.call('XREVRANGE', key, '+', '-', 'COUNT', 1)
+local epoch, n = now, 0
+if #last > 0 then
+  local dash = string.find(last[1][1], '-', 1, true)
+  epoch = string.sub(last[1][1], 1, dash - 1)
+  n = tonumber(string.sub(last[1][1], dash + 1))
+end
+local ended = false
+for i = 2, #ARGV, 2 do
+  n = n + 1
+  redis.call('XADD', key, 'MAXLEN', '~', MAX_ENTRIES, epoch .. '-' .. n, 'k', ARGV[i], 'd', ARGV[i + 1])
+  if ARGV[i] == 'state' and string.find(ARGV[i + 1], '"state":"ended"', 1, true) then ended = true end
+end
+if ended then redis.call('EXPIRE', key, ENDED_S)
+elseif #last == 0 then redis.call('EXPIRE', key, UNENDED_S) end
+return {epoch, n}
+""".replace("MAX_ENTRIES", str(MAX_ENTRIES))
+    .replace("UNENDED_S", str(EXPIRES_UNENDED_S))
+    .replace("ENDED_S", str(EXPIRES_AFTER_END_S))
+)
+
+logger = logging.getLogger(__name__)
+Event = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    epoch: int
+    n: int
+    kind: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    entries: list[Entry]
+    reset: bool
+    """`after` is older than the log, or of another epoch, or the log is gone: reload from Postgres, then go on from
+    the last entry here (from None where there is none)."""
+
+
+async def append(rollout_id: UUID, events: Sequence[Event]) -> None:
+    """Returns when the log has them. Raises RedisError when it cannot take them."""
+    if events:
+        await _writer().append(rollout_id, events)
+
+
+def append_sync(rollout_id: UUID, events: Sequence[Event]) -> None:
+    """For threads without an event loop."""
+    if events:
+        _run_in_background(append(rollout_id, events))
+
+
+def ring_attempt_sync(attempt_id: UUID) -> None:
+    """Tell the pages of a run's attempt that something in it changed."""
+    message = {"type": "doorbell", "attempt": str(attempt_id)}
+    _run_in_background(_group_send(f"attempt.{attempt_id.hex}", message))
+
+
+async def read(rollout_id: UUID, after: tuple[int, int] | None, limit: int = 500) -> Page:
+    key = _key(rollout_id)
+    client = _client()
+    async with client.pipeline(transaction=True) as pipeline:
+        pipeline.xrange(key, "-", "+", count=1)
+        pipeline.xrange(key, "-" if after is None else f"({after[0]}-{after[1]}", "+", count=limit)
+        pipeline.xrevrange(key, "+", "-", count=1)
+        first, rows, last = await pipeline.execute()
+    if not first:
+        return Page(entries=[], reset=after is not None)
+    first_id, last_id = _parse_id(first[0][0]), _parse_id(last[0][0])
+    wanted = (first_id[0], 0) if after is None else after
+    is_known = wanted[0] == first_id[0] and first_id[1] - 1 <= wanted[1] <= last_id[1]
+    if is_known:
+        return Page(entries=_entries(rows), reset=False)
+    return Page(entries=_entries(await client.xrange(key, "-", "+", count=limit)), reset=True)
+
+
+async def head(rollout_id: UUID) -> tuple[int, int] | None:
+    """(epoch, n) of the last entry; None where there is no log."""
+    rows = await _client().xrevrange(_key(rollout_id), "+", "-", count=1)
+    return _parse_id(rows[0][0]) if rows else None
+
+
+def _key(rollout_id: UUID) -> str:
+    return f"gyre:live:{rollout_id}"
+
+
+def _parse_id(raw: bytes) -> tuple[int, int]:
+    epoch, _, n = raw.partition(b"-")
+    return int(epoch), int(n)
+
+
+def _entries(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Entry]:
+    return [
+        Entry(epoch=epoch, n=n, kind=fields[b"k"].decode(), data=orjson.loads(fields[b"d"]))
+        for (epoch, n), fields in ((_parse_id(row_id), fields) for row_id, fields in rows)
+    ]
+
+
+@dataclass(eq=False)
+class _Writer:
+    """Appends of one event loop. All that wait while one pipeline is under way travel in the next."""
+
+    client: redis.asyncio.Redis
+    waiting: dict[UUID, tuple[list[bytes | str], list[asyncio.Future[None]]]] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    digest: str = ""
+    rung: dict[UUID, float] = field(default_factory=dict)
+    trailing: set[UUID] = field(default_factory=set)
+    bells: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def append(self, rollout_id: UUID, events: Sequence[Event]) -> None:
+        arguments, futures = self.waiting.setdefault(rollout_id, ([], []))
+        for kind, data in events:
+            arguments += (kind, dump_json(data))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        futures.append(future)
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._flush())
+        await future
+
+    async def _flush(self) -> None:
+        while self.waiting:
+            batch, self.waiting = self.waiting, {}
+            results = await self._send([(rollout_id, arguments) for rollout_id, (arguments, _) in batch.items()])
+            for (rollout_id, (_, futures)), result in zip(batch.items(), results, strict=True):
+                for future in futures:
+                    if future.done():
+                        continue
+                    if isinstance(result, Exception):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(None)
+                self._ring(rollout_id)
+
+    async def _send(self, batch: list[tuple[UUID, list[bytes | str]]]) -> list[Any]:
+        now = str(int(time.time() * 1000))
+        try:
+            for _ in range(2):
+                self.digest = self.digest or await self.client.script_load(APPEND)
+                async with self.client.pipeline(transaction=False) as pipeline:
+                    for rollout_id, arguments in batch:
+                        pipeline.evalsha(self.digest, 1, _key(rollout_id), now, *arguments)
+                    results = await pipeline.execute(raise_on_error=False)
+                if not any(isinstance(result, NoScriptError) for result in results):
+                    return results
+                self.digest = ""
+            return results
+        except RedisError as error:
+            self.digest = ""
+            return [error] * len(batch)
+
+    def _ring(self, rollout_id: UUID) -> None:
+        """At once, and once more at the end of the interval when there was more in it."""
+        loop = asyncio.get_running_loop()
+        wait_s = self.rung.get(rollout_id, 0.0) + BELL_INTERVAL_S - loop.time()
+        if wait_s <= 0:
+            self._ring_now(rollout_id)
+        elif rollout_id not in self.trailing:
+            self.trailing.add(rollout_id)
+            loop.call_later(wait_s, self._ring_now, rollout_id)
+
+    def _ring_now(self, rollout_id: UUID) -> None:
+        self.trailing.discard(rollout_id)
+        now = asyncio.get_running_loop().time()
+        if len(self.rung) > 10_000:
+            self.rung = {key: at for key, at in self.rung.items() if at > now - 1}
+        self.rung[rollout_id] = now
+        message = {"type": "doorbell", "rollout": str(rollout_id)}
+        task = asyncio.create_task(_group_send(f"rollout.{rollout_id.hex}", message))
+        self.bells.add(task)
+        task.add_done_callback(self.bells.discard)
+
+
+async def _group_send(group: str, message: dict[str, Any]) -> None:
+    layer = get_channel_layer()
+    if layer is None:
+        return
+    try:
+        await layer.group_send(group, message)
+    except (RedisError, OSError) as error:
+        logger.warning("A bell was not rung; readers see the change at their next poll", extra={"error": str(error)})
+
+
+_clients: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, redis.asyncio.Redis]" = weakref.WeakKeyDictionary()
+_writers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Writer]" = weakref.WeakKeyDictionary()
+
+
+def _client() -> redis.asyncio.Redis:
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        _clients[loop] = redis.asyncio.Redis.from_url(settings.REDIS_URL)
+    return _clients[loop]
+
+
+def _writer() -> _Writer:
+    loop = asyncio.get_running_loop()
+    if loop not in _writers:
+        _writers[loop] = _Writer(client=_client())
+    return _writers[loop]
+
+
+_background: tuple[int, asyncio.AbstractEventLoop] | None = None
+_background_lock = threading.Lock()
+
+
+def _run_in_background(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run it on this process's one background loop (channel layers keep connections per loop)."""
+    global _background
+    with _background_lock:
+        if _background is None or _background[0] != os.getpid():
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="gyre-live", daemon=True).start()
+            _background = (os.getpid(), loop)
+    asyncio.run_coroutine_threadsafe(coroutine, _background[1]).result(SYNC_TIMEOUT_S)
