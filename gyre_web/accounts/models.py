@@ -13,8 +13,18 @@ class User(AbstractUser):
         OPERATOR = "operator"
         ADMIN = "admin"
 
+    class Theme(models.TextChoices):
+        SYSTEM = "system"
+        LIGHT = "light"
+        DARK = "dark"
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     role = models.CharField(max_length=10, choices=Role.choices, default=Role.VIEWER)
+    theme = models.CharField(max_length=6, choices=Theme.choices, default=Theme.SYSTEM)
+
+    @property
+    def sees_audit(self) -> bool:
+        return self.has_role(self.Role.OPERATOR)
 
     def has_role(self, role: str) -> bool:
         """Roles are ordered: an operator may do all that a reviewer may."""
