@@ -1,0 +1,116 @@
+"""What every kind of sandbox can do: start a program apart from the host, find it again, end it, keep its work.
+
+From:  environments.rollouts and environments.verification, which know only this module.
+To:    one implementation a kind (process.py), chosen by `environments.sandboxes.get_sandboxes`.
+Holds: a handle made by `attach` in another process can do all that the launcher's handle can.
+Never: knows a harness, a task or a reward.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+from uuid import UUID
+
+from environments.models import Sandbox
+
+RELAY_URL = "http://127.0.0.1:8100"
+"""Where the relay listens inside every sandbox; a harness's base URL is this + `/s/<session key>`."""
+
+LEASE_S = 300.0
+"""A sandbox that nobody renewed for this long is an orphan. Longer than a rollout's lease: its next owner re-attaches."""
+
+
+class SandboxError(Exception):
+    """Boundary: sandbox. It could not be made, or not be ended; the text says what to do. `retry`: it may help."""
+
+    def __init__(self, message: str, *, retry: bool = True) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    source: Path
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    cpu_s: float | None
+    memory_bytes: int
+    num_processes: int
+    file_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One program to start. `command` is found through PATH of `environment`; its cwd is /work, its HOME /home/agent.
+
+    work_tree: host directory copied into the sandbox's /work; the original is only read. Links in it stay links.
+    read_only: further host files or directories, e.g. a harness bundle at /gyre/harness, tests at /tests.
+    gateway:   with the relay on 127.0.0.1:8100; without it there is no way out at all.
+    """
+
+    rollout_id: UUID
+    session_id: UUID | None
+    purpose: Literal["agent", "verifier"]
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    work_tree: Path
+    read_only: Sequence[Mount]
+    gateway: bool
+    timeout_s: float
+    limits: Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """exit_code: negative is the signal that ended it; None while running, or where the sandbox was lost.
+    limit: what ended it besides itself: "", time, cpu, disk, memory, processes, stopped, lost.
+    """
+
+    running: bool
+    exit_code: int | None
+    timed_out: bool
+    cpu_s: float
+    limit: str = ""
+
+
+class Handle(Protocol):
+    row: Sandbox
+    work_tree: Path
+    logs: Path
+
+    def status(self) -> Status: ...
+
+    def read_output(self, offset: int) -> bytes:
+        """Combined stdout and stderr from a byte offset, at most 1 MiB a call; b"" when there is no more yet."""
+        ...
+
+    def renew(self) -> None: ...
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """End everything in it: asked first, killed after the grace. Returns when all is gone, else SandboxError."""
+        ...
+
+    def snapshot(self, destination: Path) -> None:
+        """Copy the work tree to a path that does not exist yet; links that leave it and special files stay out."""
+        ...
+
+    def remove(self) -> None: ...
+
+
+class Sandboxes(Protocol):
+    kind: str
+
+    def check(self) -> str | None:
+        """Why it cannot work on this machine and what to do, in one sentence; None where it can."""
+        ...
+
+    def launch(self, launch: Launch) -> Handle: ...
+
+    def attach(self, row: Sandbox) -> Handle | None:
+        """Find it again, running or ended; None: it is gone, or on another host."""
+        ...

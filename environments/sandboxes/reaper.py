@@ -1,0 +1,102 @@
+"""End and remove sandboxes that nobody leases any more, and what is left of sandboxes that have no row.
+
+From:  the controller and `manage.py doctor`, on every host that has sandboxes, as often as they like.
+To:    processes, directories and control groups of this host; Sandbox.stopped_at.
+Holds: idempotent. A renewed sandbox is left alone; so is everything that does not carry this installation's marker.
+Never: touches another host's sandboxes or another installation's.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+from pathlib import Path
+from uuid import UUID
+
+from django.db.models import Q
+from django.utils import timezone
+
+from environments.models import Sandbox
+from environments.sandboxes import cgroups
+from environments.sandboxes.process import (
+    KILL_TIMEOUT_S,
+    ProcessHandle,
+    directory_of,
+    find_processes,
+    host_name,
+    marker_of,
+    root_directory,
+    send_signal,
+    wait_gone,
+)
+from environments.sandboxes.protocol import SandboxError
+from environments.sandboxes.trees import read_regular, remove_tree
+
+log = logging.getLogger(__name__)
+
+
+def reap() -> list[str]:
+    """Returns what it did, one sentence each."""
+    return [*reap_expired(), *reap_orphans()]
+
+
+def reap_expired() -> list[str]:
+    """Rows of this host whose lease ran out and that still have a process or a directory."""
+    done: list[str] = []
+    expired = Sandbox.objects.filter(host=host_name(), kind=Sandbox.Kind.PROCESS, lease_expires_at__lt=timezone.now())
+    for row in expired.filter(Q(stopped_at=None) | Q(directory__startswith=str(root_directory()))):
+        directory = Path(row.directory)
+        if directory != directory_of(row.id) or (row.stopped_at is not None and not directory.exists()):
+            continue
+        try:
+            ProcessHandle(row).remove()
+        except (SandboxError, OSError) as error:
+            log.error("cannot reap a sandbox", extra={"sandbox": str(row.id), "error": str(error)})
+            continue
+        done.append(f"sandbox {row.id}: its lease ran out; ended and removed.")
+    return done
+
+
+def reap_orphans() -> list[str]:
+    """Directories and processes of ours without a row: their rollout was deleted, or their database was."""
+    root = root_directory()
+    named = {name for name in (os.listdir(root) if root.is_dir() else []) if is_ours(root / name)}
+    running = running_sandboxes()
+    candidates = {UUID(name) for name in named | set(running)}
+    known = set(Sandbox.objects.filter(pk__in=candidates).values_list("pk", flat=True))
+    done = []
+    for sandbox in sorted(candidates - known):
+        with contextlib.suppress(OSError):
+            remove_orphan(sandbox)
+            done.append(f"sandbox {sandbox}: it has no row; ended and removed.")
+    return done
+
+
+def is_ours(directory: Path) -> bool:
+    try:
+        UUID(directory.name)
+        return read_regular(directory / "marker", limit=200).decode() == marker_of(directory.name)
+    except (OSError, ValueError):
+        return False
+
+
+def running_sandboxes() -> dict[str, int]:
+    """Sandbox id -> process 1, of every process here that carries this installation's marker."""
+    prefix = marker_of("").encode()
+    found: dict[str, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):
+            for word in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                if word.startswith(prefix):
+                    found[str(UUID(word[len(prefix) :].decode()))] = int(name)
+    return found
+
+
+def remove_orphan(sandbox: UUID) -> None:
+    processes = find_processes(marker_of(sandbox))
+    for pid, _ in processes:
+        send_signal(pid, signal.SIGKILL)
+    wait_gone(processes, KILL_TIMEOUT_S)
+    cgroups.remove_groups(sandbox)
+    if directory_of(sandbox).exists():
+        remove_tree(directory_of(sandbox))

@@ -1,0 +1,363 @@
+"""Process 1 of a process sandbox: start the harness, keep what it says and how it ended, and leave nothing behind.
+
+From:  process.py, which gives the order (JSON) on stdin and passes two open files: `state` and `ready`.
+To:    stdout (the host's output file, bounded), the state file: one JSON object, padded, written in one piece.
+Holds: when the harness's own process has ended, or must end, every other process in here is killed before the state
+       says so; nothing in here can touch the files on the host that carry output and state.
+Never: imports more than the standard library, needs the network, or depends on the worker that launched it being alive.
+
+SIGTERM means: end the harness (SIGTERM to its group, SIGKILL to all after `grace_s`), then leave.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+STATE_BYTES = 512
+RELAY_PORT = 8100
+TICK_S = 0.25
+DRAIN_S = 5.0
+
+
+def main() -> None:
+    state_fd, ready_fd = int(sys.argv[2]), int(sys.argv[3])
+    with os.fdopen(0, "rb", closefd=False) as orders:
+        order = json.loads(orders.read())
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    for fd in (state_fd, ready_fd):
+        os.set_inheritable(fd, False)
+    raise SystemExit(Supervisor(order, state_fd, ready_fd).run())
+
+
+class Supervisor:
+    def __init__(self, order, state_fd, ready_fd):
+        self.order = order
+        self.state_fd = state_fd
+        self.ready_fd = ready_fd
+        self.limit = ""
+        self.exit_code = None
+        self.kill_at = None
+        self.cpu_s = 0.0
+        self.written = 0
+        self.relay = 0
+        self.started_at = time.time()
+        self.deadline = time.monotonic() + order["timeout_s"]
+
+    def run(self):
+        self.wake_fd = install_signals()
+        self.listener = listen() if order_has_relay(self.order) else None
+        self.start_relay()
+        self.disk_fd, self.watcher = start_disk_watcher(self.order)
+        self.output_fd, self.harness = start_harness(self.order)
+        self.record()
+        with contextlib.suppress(OSError):
+            os.write(self.ready_fd, b"1")
+        os.close(self.ready_fd)
+        self.watch()
+        self.clear()
+        self.record()
+        return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
+
+    def start_relay(self):
+        if self.listener is None:
+            return
+        self.relay = os.fork()
+        if not self.relay:
+            restore_signals()
+            program = [sys.executable, "-I", "-S", "/gyre/bin/relay.py", str(self.listener)]
+            os.set_inheritable(self.listener, True)
+            os.dup2(2, 1)
+            os.execv(sys.executable, program)
+
+    def watch(self):
+        """Until the harness has ended: output, signals, limits."""
+        poll = select.poll()
+        for fd in (self.wake_fd, self.output_fd, self.disk_fd):
+            poll.register(fd, select.POLLIN)
+        next_tick = time.monotonic() + TICK_S
+        while self.exit_code is None:
+            for fd, _ in poll.poll(max(0.0, next_tick - time.monotonic()) * 1000):
+                if fd == self.wake_fd:
+                    self.on_signals(os.read(fd, 4096))
+                elif fd == self.output_fd:
+                    if not self.take_output():
+                        poll.unregister(fd)
+                elif not self.on_disk(os.read(fd, 4096)):
+                    poll.unregister(fd)
+            if time.monotonic() >= next_tick:
+                self.tick()
+                next_tick = time.monotonic() + TICK_S
+
+    def on_signals(self, numbers):
+        if signal.SIGTERM in numbers:
+            self.end("stopped")
+        if signal.SIGCHLD in numbers:
+            self.reap()
+
+    def reap(self):
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                if pid == self.harness:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
+                elif pid == self.relay:
+                    self.start_relay()
+
+    def on_disk(self, data):
+        if data and int(data.split()[-1]) > self.order["disk_bytes"]:
+            self.end("disk")
+        return bool(data)
+
+    def take_output(self):
+        try:
+            data = os.read(self.output_fd, 65536)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return True
+            raise
+        room = self.order["output_bytes"] - self.written
+        if data and room > 0:
+            if len(data) > room:
+                data = data[:room] + b"\n[output beyond this size is not kept]\n"
+            write_all(1, data)
+            self.written += len(data)
+        return bool(data)
+
+    def tick(self):
+        now = time.monotonic()
+        cpu_s, num_processes, memory_bytes = measure((1, self.relay, self.watcher))
+        self.cpu_s = max(self.cpu_s, cpu_s)
+        order = self.order
+        if now > self.deadline:
+            self.end("time")
+        if order["cpu_s"] is not None and self.cpu_s > order["cpu_s"]:
+            self.end("cpu")
+        if num_processes > order["num_processes"]:
+            self.end("processes", at_once=True)
+        if memory_bytes > order["memory_bytes"]:
+            self.end("memory", at_once=True)
+        if self.kill_at is not None and now > self.kill_at:
+            kill_all()
+        self.record()
+
+    def end(self, limit, at_once=False):
+        """Ask the harness's group to end; after the grace, or at once, everything in here is killed."""
+        if self.kill_at is not None:
+            return
+        self.limit = limit
+        self.kill_at = time.monotonic() + (0.0 if at_once else self.order["grace_s"])
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.harness, signal.SIGKILL if at_once else signal.SIGTERM)
+
+    def clear(self):
+        """Kill what the harness left, then take the output that is still in the pipe."""
+        self.relay = 0
+        usage_before = self.cpu_s
+        kill_all()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_s = max(usage_before, children.ru_utime + children.ru_stime)
+        os.set_blocking(self.output_fd, False)
+        deadline = time.monotonic() + DRAIN_S
+        poll = select.poll()
+        poll.register(self.output_fd, select.POLLIN)
+        while time.monotonic() < deadline and (not poll.poll(100) or self.take_output()):
+            pass
+
+    def record(self):
+        state = {
+            "running": self.exit_code is None,
+            "exit_code": self.exit_code,
+            "timed_out": self.limit == "time",
+            "limit": self.limit,
+            "cpu_s": round(self.cpu_s, 3),
+            "started_at": self.started_at,
+        }
+        os.pwrite(self.state_fd, json.dumps(state).encode().ljust(STATE_BYTES), 0)
+
+
+def order_has_relay(order):
+    return bool(order["relay"])
+
+
+def listen():
+    """The relay's socket, made before the harness starts, so that its first connect cannot come too early."""
+    import socket  # costs 4 ms, only needed here
+
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", RELAY_PORT))
+    listener.listen(128)
+    return listener.detach()
+
+
+def install_signals():
+    """Signals arrive as bytes on a descriptor: no handler interrupts a write."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return reading
+
+
+def restore_signals():
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def start_harness(order):
+    """Fork and exec the harness: own session and process group, stdin closed, limits, another user where we are root."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return reading, pid
+    try:
+        restore_signals()
+        os.setsid()
+        os.dup2(writing, 1)
+        os.dup2(writing, 2)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")  # if memory runs out, the kernel takes the harness, not its supervisor
+        set_limits(order)
+        if order["uid"] is not None:
+            os.setgroups([])
+            os.setresgid(order["uid"], order["uid"], order["uid"])
+            os.setresuid(order["uid"], order["uid"], order["uid"])
+        os.umask(0o022)
+        os.chdir("/work")
+        os.execvpe(order["command"][0], order["command"], order["environment"])
+    except OSError as error:
+        os.write(2, f"sandbox: cannot start {order['command'][0]}: {error.strerror}\n".encode())
+        os._exit(127 if error.errno == errno.ENOENT else 126)
+    finally:
+        os._exit(125)
+
+
+def set_limits(order):
+    set_limit(resource.RLIMIT_CORE, 0)
+    set_limit(resource.RLIMIT_FSIZE, order["file_bytes"])
+    set_limit(resource.RLIMIT_DATA, order["memory_bytes"])
+    set_limit(resource.RLIMIT_NPROC, order["num_processes"])
+    if order["cpu_s"] is not None:
+        set_limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 1)
+
+
+def set_limit(kind, value):
+    hard = resource.getrlimit(kind)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def measure(apart):
+    """CPU seconds, number of processes and private memory of all in here, except the processes in `apart`."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s, num_processes, memory_bytes = children.ru_utime + children.ru_stime, 0, 0
+    hertz, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in apart:
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            with open(f"/proc/{name}/statm", "rb") as file:
+                sizes = file.read().split()
+        except OSError:
+            continue  # it ended meanwhile
+        num_processes += 1
+        cpu_s += sum(map(int, fields[11:15])) / hertz
+        memory_bytes += max(0, int(sizes[1]) - int(sizes[2])) * page
+    shared = os.statvfs("/dev/shm")
+    return cpu_s, num_processes, memory_bytes + (shared.f_blocks - shared.f_bfree) * shared.f_frsize
+
+
+def kill_all():
+    """Everything in this process namespace but us."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+
+
+def start_disk_watcher(order):
+    """A process of its own measures the writable directories: a walk over a big tree must not delay output or stop."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writing)
+        return reading, pid
+    restore_signals()
+    os.close(reading)
+    try:
+        while True:
+            began = time.monotonic()
+            os.write(writing, b"%d\n" % used_bytes(order["writable"]))
+            time.sleep(max(TICK_S, 5 * (time.monotonic() - began)))
+    finally:
+        os._exit(1)
+
+
+def used_bytes(roots):
+    """Bytes on disk of the trees and of files that are open but deleted, each inode once."""
+    seen, total, waiting = set(), 0, list(roots)
+    while waiting:
+        try:
+            entries = os.scandir(waiting.pop())
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                except OSError:
+                    continue
+                if found.st_nlink == 1 or found.st_ino not in seen:
+                    total += found.st_blocks * 512
+                if found.st_nlink > 1:
+                    seen.add(found.st_ino)
+    return total + deleted_bytes()
+
+
+def deleted_bytes():
+    found = {}
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            names = os.listdir(f"/proc/{process}/fd")
+        except OSError:
+            continue
+        for name in names:
+            try:
+                status = os.stat(f"/proc/{process}/fd/{name}")
+            except OSError:
+                continue
+            if status.st_nlink == 0 and status.st_mode & 0o170000 == 0o100000:
+                found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+def write_all(fd, data):
+    with contextlib.suppress(OSError):  # a full disk of the host costs output, not the rollout
+        while data:
+            data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    main()

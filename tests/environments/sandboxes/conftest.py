@@ -1,0 +1,70 @@
+"""A rollout to own sandboxes, directories of the test's own, and removal of every sandbox that a test made."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from environments.models import Harness, Model, Rollout, Sandbox, Task, TaskSet
+from environments.sandboxes import Handle, Launch, Limits, get_sandboxes
+
+MIB = 1024 * 1024
+LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes=256 * MIB, disk_bytes=256 * MIB)
+
+
+class LaunchShell(Protocol):
+    def __call__(self, script: str, **changes: Any) -> Handle: ...
+
+
+@pytest.fixture
+def rollout(db: None) -> Rollout:
+    taskset = TaskSet.objects.create(name="set", source="generated:none", digest="0", directory="/nowhere")
+    task = Task.objects.create(
+        taskset=taskset, name="task", directory="/nowhere", agent_timeout_s=60, verifier_timeout_s=60
+    )
+    return Rollout.objects.create(
+        task=task,
+        model=Model.objects.create(name="model", renderer="scripted", context_length=1000),
+        harness=Harness.objects.create(name="harness", program="none", version="1"),
+        pool="pool",
+    )
+
+
+@pytest.fixture
+def directories(settings: Any, tmp_path: Path) -> Path:
+    settings.DATA_DIR = tmp_path / "data"
+    settings.GATEWAY_SOCKET_DIR = tmp_path / "gateway"
+    (tmp_path / "gateway").mkdir()
+    assert len(os.fsencode(tmp_path / "gateway" / "gateway.sock")) < 108
+    return tmp_path
+
+
+@pytest.fixture
+def launch_shell(rollout: Rollout, directories: Path) -> Iterator[LaunchShell]:
+    sandboxes = get_sandboxes("process")
+    tree = directories / "tree"
+    tree.mkdir()
+    (tree / "task.txt").write_text("find me\n")
+
+    def launch(script: str, **changes: Any) -> Handle:
+        order: dict[str, Any] = {
+            "rollout_id": rollout.id,
+            "session_id": None,
+            "purpose": "agent",
+            "command": ["/bin/bash", "-c", script],
+            "environment": {},
+            "work_tree": tree,
+            "read_only": (),
+            "gateway": False,
+            "timeout_s": 60.0,
+            "limits": LIMITS,
+        }
+        return sandboxes.launch(Launch(**(order | changes)))
+
+    yield launch
+    for row in Sandbox.objects.all():
+        handle = sandboxes.attach(row)
+        if handle is not None:
+            handle.remove()

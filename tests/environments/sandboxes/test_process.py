@@ -1,0 +1,24 @@
+"""A program runs in a process sandbox: what goes in, what comes out, how it ends."""
+
+import pytest
+
+from environments.sandboxes import get_sandboxes
+from tests.environments.sandboxes.conftest import LaunchShell
+from tests.environments.sandboxes.waiting import wait_end
+
+pytestmark = pytest.mark.sandbox
+
+
+def test_this_machine_can_make_sandboxes() -> None:
+    assert get_sandboxes("process").check() is None
+
+
+def test_a_program_sees_its_work_tree_and_its_output_and_exit_code_come_back(launch_shell: LaunchShell) -> None:
+    handle = launch_shell("pwd; cat task.txt; echo oops >&2; echo done > /logs/out; id -u | wc -l; echo $HOME; exit 7")
+
+    status = wait_end(handle)
+
+    assert (status.exit_code, status.timed_out, status.limit) == (7, False, "")
+    assert handle.read_output(0) == b"/work\nfind me\noops\n1\n/home/agent\n"
+    assert handle.read_output(6) == b"find me\noops\n1\n/home/agent\n"
+    assert (handle.logs / "out").read_text() == "done\n"
