@@ -12,6 +12,7 @@ twenty tokens a rollout. The marker itself works too.
 
 import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ from environments.harnesses.base import (
 from environments.models import Outcome
 
 PACKAGES_DIRECTORY = "/gyre/packages"
+VENV_DIRECTORY = "/gyre/venv"
+"""Where every sandbox shows the environment that runs Gyre."""
 END_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SUBMIT_SCRIPT = f"#!/bin/sh\necho {END_MARKER}\n"
 FILES = Path(__file__).parent / "mini_files"
@@ -74,16 +77,17 @@ class MiniSweAgent:
 
     def prepare(self, assignment: Assignment, settings: Section) -> Prepared:
         assert isinstance(settings, MiniSettings)
+        packages, mounts = _find_packages()
         return Prepared(
             command=_build_command(assignment.instruction, settings),
-            environment=_build_environment(assignment),
+            environment=_build_environment(assignment, packages),
             files={
                 "config.yaml": yaml.safe_dump(build_config(settings), width=1000),
                 "gyre_mini_model.py": (FILES / "gyre_mini_model.py").read_text(),
                 "gyre_mini_start.py": (FILES / "gyre_mini_start.py").read_text(),
                 "bin/submit": SUBMIT_SCRIPT,
             },
-            mounts=(BundleMount(source=packages_directory(), target=PACKAGES_DIRECTORY),),
+            mounts=mounts,
         )
 
     def read_end(self, exit_code: int | None, output: str, logs_dir: Path) -> Ending:
@@ -100,12 +104,16 @@ class MiniSweAgent:
         return self.format_action("submit")
 
 
-def packages_directory() -> Path:
-    """The site-packages directory that holds the program."""
+def _find_packages() -> tuple[str, tuple[BundleMount, ...]]:
+    """Where the program's packages are inside a sandbox, and the mount that brings them there, if one is needed."""
     spec = importlib.util.find_spec("minisweagent")
     if spec is None or spec.origin is None:
         raise HarnessMissing("mini-swe-agent is not installed: pip install -r requirements.txt.")
-    return Path(spec.origin).parent.parent
+    directory = Path(spec.origin).resolve().parent.parent
+    prefix = Path(sys.prefix).resolve()
+    if directory.is_relative_to(prefix):
+        return f"{VENV_DIRECTORY}/{directory.relative_to(prefix).as_posix()}", ()
+    return PACKAGES_DIRECTORY, (BundleMount(source=directory, target=PACKAGES_DIRECTORY),)
 
 
 def build_config(settings: MiniSettings) -> dict[str, Any]:
@@ -152,17 +160,17 @@ def _observation_template(limit: int) -> str:
 
 def _build_command(instruction: str, settings: MiniSettings) -> tuple[str, ...]:
     """-S: no site hooks of this machine's packages; they are found through PYTHONPATH."""
-    python = ("python3", "-S")
+    python = (f"{VENV_DIRECTORY}/bin/python", "-S")
     config = f"{HARNESS_DIRECTORY}/config.yaml"
     if settings.entry == "bindings":
-        return (*python, f"{HARNESS_DIRECTORY}/gyre_mini_start.py", config, instruction)
+        return (*python, "-m", "gyre_mini_start", config, instruction)
     return (
         *python, "-m", "minisweagent", "-c", config, "-t", instruction, "-o", "/logs/trajectory.json",
         "--exit-immediately",
     )  # fmt: skip
 
 
-def _build_environment(assignment: Assignment) -> dict[str, str]:
+def _build_environment(assignment: Assignment, packages: str) -> dict[str, str]:
     return {
         "OPENAI_BASE_URL": f"{assignment.base_url}/v1",
         "OPENAI_API_BASE": f"{assignment.base_url}/v1",
@@ -173,9 +181,9 @@ def _build_environment(assignment: Assignment) -> dict[str, str]:
         "MSWEA_GLOBAL_CONFIG_DIR": "/logs/mini-swe-agent",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "PYDANTIC_DISABLE_PLUGINS": "__all__",
-        "PYTHONPATH": f"{HARNESS_DIRECTORY}:{PACKAGES_DIRECTORY}",
+        "PYTHONPATH": f"{HARNESS_DIRECTORY}:{packages}",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PATH": f"{HARNESS_DIRECTORY}/bin:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{HARNESS_DIRECTORY}/bin:/usr/local/bin:/usr/bin:/bin:{VENV_DIRECTORY}/bin",
         "COLUMNS": "120",
         "NO_COLOR": "1",
     }

@@ -1,0 +1,69 @@
+"""What is launched for a rollout: the harness's command, files and limits, as one Launch.
+
+From:  environments.rollouts.
+To:    environments.sandboxes.
+Never: starts anything.
+"""
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from environments.config import Budgets
+from environments.harnesses import Assignment, check_settings, get_program
+from environments.harnesses.base import HARNESS_DIRECTORY
+from environments.harnesses.bundles import write_bundle
+from environments.models import Rollout, Session, Task
+from environments.sandboxes import Launch, Limits, Mount
+from environments.tasksets.harbor import start_tree
+
+MIB = 1 << 20
+DEFAULT_MEMORY_MB = 2048
+DEFAULT_STORAGE_MB = 2048
+MAX_PROCESSES = 256
+
+
+def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch:
+    """Raises InvalidHarness, HarnessMissing."""
+    program = get_program(rollout.harness.program)
+    assignment = Assignment(instruction=rollout.task.instruction, session_key=session.key)
+    prepared = program.prepare(assignment, check_settings(program.name, rollout.harness.settings))
+    mounts = [Mount(source=mount.source, target=mount.target) for mount in prepared.mounts]
+    if prepared.files:
+        mounts.append(Mount(source=write_bundle(prepared.files), target=HARNESS_DIRECTORY))
+    return Launch(
+        rollout_id=rollout.pk,
+        session_id=session.pk,
+        purpose="agent",
+        command=prepared.command,
+        environment=prepared.environment,
+        work_tree=start_tree(Path(rollout.task.directory)) or _empty_directory(),
+        read_only=mounts,
+        gateway=True,
+        timeout_s=wall_time_s(rollout.task, budgets),
+        limits=build_limits(rollout.task),
+    )
+
+
+def wall_time_s(task: Task, budgets: Budgets) -> float:
+    """The stricter of the run's budget and the task's own timeout."""
+    return min(budgets.wall_time_s, task.agent_timeout_s)
+
+
+def build_limits(task: Task) -> Limits:
+    environment: dict[str, Any] = task.settings.get("environment") or {}
+    storage = int(environment.get("storage_mb") or DEFAULT_STORAGE_MB) * MIB
+    return Limits(
+        cpu_s=None,
+        memory_bytes=int(environment.get("memory_mb") or DEFAULT_MEMORY_MB) * MIB,
+        num_processes=MAX_PROCESSES,
+        file_bytes=storage,
+        disk_bytes=storage,
+    )
+
+
+@cache
+def _empty_directory() -> Path:
+    """For tasks that start from nothing."""
+    return Path(tempfile.mkdtemp(prefix="gyre-empty-"))

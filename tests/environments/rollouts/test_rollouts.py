@@ -1,0 +1,222 @@
+"""The life of a rollout with real sandboxes and plain commands as agents."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.utils import timezone
+
+from environments import leases, live
+from environments.models import Rollout, Sandbox, Session
+from environments.rollouts import request_cancel, requeue_lost_rollouts, run_rollout
+from tests.environments.rollouts.conftest import drive
+
+pytestmark = pytest.mark.sandbox
+
+
+def live_entries(rollout: Rollout) -> list[live.Entry]:
+    return async_to_sync(live.read)(rollout.pk, None).entries
+
+
+def wait_for(condition, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+
+
+def start_thread(rollout: Rollout, stop: threading.Event, owner: str = "first") -> threading.Thread:
+    thread = threading.Thread(target=run_rollout, args=(rollout.pk,), kwargs={"owner": owner, "stop": stop})
+    thread.start()
+    return thread
+
+
+def state_of(rollout: Rollout) -> str:
+    return Rollout.objects.values_list("state", flat=True).get(pk=rollout.pk)
+
+
+def nothing_is_left(rollout: Rollout, data: Path) -> bool:
+    rows = Sandbox.objects.filter(rollout=rollout)
+    sandboxes = data / "sandboxes"
+    return all(row.stopped_at for row in rows) and not (sandboxes.exists() and list(sandboxes.iterdir()))
+
+
+def test_a_command_that_does_the_task_earns_the_reward_and_leaves_nothing(make_rollout, settings):
+    rollout = drive(make_rollout("echo working; printf good > out.txt; rm start.txt"))
+    assert (rollout.state, rollout.outcome, rollout.reward, rollout.exit_code) == ("ended", "completed", 1.0, 0)
+    assert rollout.harness_output == "working\n"
+    assert "+good" in rollout.diff
+    assert "--- a/start.txt\n+++ /dev/null" in rollout.diff
+    assert rollout.lease_expires_at is None
+    assert Session.objects.get(rollout=rollout).finished_at is not None
+    assert nothing_is_left(rollout, settings.DATA_DIR)
+
+
+def test_its_states_and_its_terminal_are_in_the_live_log(make_rollout):
+    rollout = drive(make_rollout("echo one; printf good > out.txt"))
+    entries = live_entries(rollout)
+    assert [entry.data["state"] for entry in entries if entry.kind == "state"] == [
+        "starting",
+        "running",
+        "verifying",
+        "ended",
+    ]
+    assert "".join(entry.data["text"] for entry in entries if entry.kind == "output") == "one\n"
+    assert entries[-1].data["reward"] == 1.0
+
+
+def test_work_that_is_wrong_earns_zero(make_rollout):
+    rollout = drive(make_rollout("printf bad > out.txt"))
+    assert (rollout.outcome, rollout.reward) == ("completed", 0.0)
+
+
+def test_a_harness_that_crashes_is_graded_by_what_it_left(make_rollout):
+    rollout = drive(make_rollout("printf good > out.txt; exit 3"))
+    assert (rollout.outcome, rollout.reward, rollout.exit_code) == ("harness_crash", 1.0, 3)
+    assert "exit code 3" in rollout.error
+
+
+def test_the_wall_time_ends_a_harness_and_what_is_left_is_graded(make_rollout):
+    rollout = drive(make_rollout("printf good > out.txt; sleep 60", wall_time_s=1.0))
+    assert (rollout.outcome, rollout.reward) == ("harness_timeout", 1.0)
+
+
+def test_the_idle_watchdog_ends_a_harness_that_does_nothing(make_rollout):
+    rollout = drive(make_rollout("printf good > out.txt; sleep 60", idle_s=1.0))
+    assert (rollout.outcome, rollout.reward) == ("idle", 1.0)
+    assert "No model call" in rollout.error
+
+
+def test_the_overall_time_ends_a_rollout_without_a_score(make_rollout, settings):
+    rollout = drive(make_rollout("printf good > out.txt; sleep 60", overall_time_s=1.0))
+    assert (rollout.outcome, rollout.reward) == ("overall_timeout", None)
+    assert nothing_is_left(rollout, settings.DATA_DIR)
+
+
+def test_the_gateways_ending_wins_over_the_exit_code(make_rollout):
+    rollout = make_rollout("printf good > out.txt")
+    Rollout.objects.filter(pk=rollout.pk).update(ending="budget_reached")
+    drive(rollout)
+    assert (rollout.outcome, rollout.reward) == ("budget_reached", 1.0)
+
+
+def test_a_task_that_needs_an_image_is_refused_by_name(make_rollout):
+    rollout = make_rollout()
+    rollout.task.image = "debian:12"
+    rollout.task.save()
+    drive(rollout)
+    assert (rollout.outcome, rollout.reward) == ("image_unavailable", None)
+    assert "good-file" in rollout.error
+    assert "debian:12" in rollout.error
+
+
+def test_wrong_settings_end_a_rollout_with_every_field_named(make_rollout):
+    rollout = make_rollout()
+    rollout.harness.settings = {"comand": "x"}
+    rollout.harness.save()
+    drive(rollout)
+    assert rollout.outcome == "sandbox_failed"
+    assert "comand" in rollout.error
+    assert "command: Field required" in rollout.error
+
+
+def test_a_cancelled_rollout_is_not_scored(make_rollout, settings):
+    rollout = make_rollout("printf good > out.txt; sleep 60")
+    thread = start_thread(rollout, threading.Event())
+    wait_for(lambda: state_of(rollout) == "running")
+    request_cancel(rollout.pk)
+    thread.join(20)
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.outcome, rollout.reward) == ("ended", "cancelled", None)
+    assert nothing_is_left(rollout, settings.DATA_DIR)
+
+
+def test_a_queued_rollout_is_cancelled_at_once(make_rollout):
+    rollout = make_rollout()
+    request_cancel(rollout.pk)
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.outcome) == ("ended", "cancelled")
+
+
+def test_stop_leaves_the_harness_running_and_the_next_driver_goes_on(make_rollout, settings):
+    rollout = make_rollout("echo first; while [ ! -e go ]; do sleep 0.05; done; printf good > out.txt; echo second")
+    stop = threading.Event()
+    thread = start_thread(rollout, stop)
+    wait_for(lambda: any(entry.kind == "output" for entry in live_entries(rollout)))
+    stop.set()
+    thread.join(5)
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.lease_expires_at) == ("running", None)
+    sandbox = Sandbox.objects.get(rollout=rollout)
+    Path(sandbox.directory, "work", "go").touch()
+    drive(rollout, owner="second")
+    assert (rollout.outcome, rollout.reward, rollout.lease_epoch) == ("completed", 1.0, 2)
+    assert Sandbox.objects.filter(rollout=rollout, purpose="agent").count() == 1
+    texts = [entry.data["text"] for entry in live_entries(rollout) if entry.kind == "output"]
+    assert "".join(texts) == rollout.harness_output == "first\nsecond\n"
+
+
+def test_a_driver_that_lost_its_lease_changes_nothing(make_rollout):
+    rollout = make_rollout("while [ ! -e go ]; do sleep 0.05; done; printf good > out.txt")
+    thread = start_thread(rollout, threading.Event())
+    wait_for(lambda: state_of(rollout) == "running")
+    Rollout.objects.filter(pk=rollout.pk).update(lease_owner="thief", lease_epoch=7)
+    thread.join(10)
+    assert not thread.is_alive()
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.lease_owner) == ("running", "thief")
+    Rollout.objects.filter(pk=rollout.pk).update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+    Path(Sandbox.objects.get(rollout=rollout).directory, "work", "go").touch()
+    assert drive(rollout).reward == 1.0
+
+
+def test_a_second_delivery_finds_the_lease_taken_and_goes_home(make_rollout):
+    rollout = make_rollout()
+    assert leases.take(rollout.pk, "first") is not None
+    drive(rollout, owner="second")
+    assert (rollout.state, rollout.lease_owner) == ("queued", "first")
+
+
+def test_a_sandbox_that_is_lost_before_any_call_is_replaced(make_rollout):
+    rollout = make_rollout("[ -e /work/start.txt ] && printf good > out.txt; while [ ! -e go ]; do sleep 0.05; done")
+    thread = start_thread(rollout, threading.Event())
+    wait_for(lambda: state_of(rollout) == "running")
+    first = Sandbox.objects.get(rollout=rollout)
+    os.kill(first.handle["pid"], signal.SIGKILL)
+    wait_for(lambda: Sandbox.objects.filter(rollout=rollout).count() == 2 and state_of(rollout) == "running")
+    second = Sandbox.objects.filter(rollout=rollout).order_by("created_at").last()
+    assert second is not None
+    Path(second.directory, "work", "go").touch()
+    thread.join(20)
+    rollout.refresh_from_db()
+    assert (rollout.outcome, rollout.reward, rollout.setup_failures) == ("completed", 1.0, 1)
+
+
+def test_a_sandbox_that_is_lost_after_calls_excludes_the_rollout(make_rollout):
+    rollout = make_rollout("sleep 60")
+    Rollout.objects.filter(pk=rollout.pk).update(state="running", num_calls=1, started_at=timezone.now())
+    drive(rollout)
+    assert (rollout.outcome, rollout.reward) == ("lost", None)
+
+
+def test_only_what_nobody_drives_and_nothing_queues_is_enqueued_again(make_rollout, monkeypatch):
+    enqueued: list[str] = []
+    monkeypatch.setattr("environments.jobs.run_rollout.delay", enqueued.append)
+    lost, led, ended = (make_rollout() for _ in range(3))
+    Rollout.objects.update(created_at=timezone.now() - timedelta(seconds=10))
+    leases.take(led.pk, "driver")
+    Rollout.objects.filter(pk=ended.pk).update(state="ended")
+    assert requeue_lost_rollouts() == 1
+    assert requeue_lost_rollouts() == 0
+    assert enqueued == [str(lost.pk)]
+
+
+def test_planted_rewards_and_edited_tests_are_flagged(make_rollout):
+    rollout = drive(make_rollout("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"))
+    assert rollout.reward == 0.0
+    assert [flag["kind"] for flag in rollout.flags] == ["reward_planted"]
