@@ -83,7 +83,18 @@ class Page:
 async def append(rollout_id: UUID, events: Sequence[Event]) -> None:
     """Returns when the log has them. Raises RedisError when it cannot take them."""
     if events:
-        await _writer().append(rollout_id, events)
+        await append_soon(rollout_id, events)
+
+
+def append_soon(rollout_id: UUID, events: Sequence[Event]) -> "asyncio.Future[None]":
+    """Queue them now, in the order of the calls; the future is done when the log has them."""
+    return _writer().append(rollout_id, events)
+
+
+def tell(rollout_id: UUID, events: Sequence[Event]) -> None:
+    """Queue them now; a log that cannot take them is only warned of (readers catch up from Postgres)."""
+    if events:
+        append_soon(rollout_id, events).add_done_callback(_warn)
 
 
 def append_sync(rollout_id: UUID, events: Sequence[Event]) -> None:
@@ -150,7 +161,7 @@ class _Writer:
     trailing: set[UUID] = field(default_factory=set)
     bells: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def append(self, rollout_id: UUID, events: Sequence[Event]) -> None:
+    def append(self, rollout_id: UUID, events: Sequence[Event]) -> "asyncio.Future[None]":
         arguments, futures = self.waiting.setdefault(rollout_id, ([], []))
         for kind, data in events:
             arguments += (kind, dump_json(data))
@@ -158,7 +169,7 @@ class _Writer:
         futures.append(future)
         if self.task is None or self.task.done():
             self.task = asyncio.create_task(self._flush())
-        await future
+        return future
 
     async def _flush(self) -> None:
         while self.waiting:
@@ -211,6 +222,11 @@ class _Writer:
         task = asyncio.create_task(_group_send(f"rollout.{rollout_id.hex}", message))
         self.bells.add(task)
         task.add_done_callback(self.bells.discard)
+
+
+def _warn(future: "asyncio.Future[None]") -> None:
+    if not future.cancelled() and (error := future.exception()):
+        logger.warning("The live log did not take an event", extra={"error": str(error)})
 
 
 async def _group_send(group: str, message: dict[str, Any]) -> None:

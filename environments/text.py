@@ -69,7 +69,10 @@ def load_json(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return json.loads(raw.decode("utf-8", "surrogatepass"))
+        try:
+            return json.loads(raw.decode("utf-8", "surrogatepass"))
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 def replace_surrogates(text: str) -> str:

@@ -1,0 +1,106 @@
+"""Ask an engine for tokens: ids in; ids, logprobs and weight versions out, as they are sampled.
+
+From:  generation.py, with an Engine row as routing.py saw it.
+To:    vLLM's `/inference/v1/generate` (0.32), streamed; the scripted engine speaks the same.
+Holds: every error is EngineLost (go elsewhere) or EngineRefused (this request is wrong; elsewhere is no better).
+Never: decodes text.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from environments.gateway.http_client import Address, HttpClient
+from environments.gateway.tree import IdArray
+
+GENERATE_PATH = "/inference/v1/generate"
+
+
+class EngineLost(Exception):
+    """Engine boundary: it failed, or left, before the answer was complete. Another engine can go on."""
+
+
+class EngineRefused(Exception):
+    """Engine boundary: it will not answer this request. A retry cannot help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTokens:
+    """One piece of a stream. `versions` ([start, end, label] over the whole output) comes with the last."""
+
+    ids: list[int]
+    logprobs: list[float] | None
+    finish_reason: str = ""
+    versions: list[tuple[int, int, str]] = field(default_factory=list)
+    num_cached: int | None = None
+
+
+async def generate(
+    client: HttpClient,
+    *,
+    base_url: str,
+    api_key: str,
+    model_name: str,
+    request_id: str,
+    prompt: IdArray,
+    sampling: dict[str, Any],
+) -> AsyncIterator[EngineTokens]:
+    body = orjson.dumps(
+        {
+            "request_id": request_id,
+            "model": model_name,
+            "token_ids": prompt,
+            "sampling_params": {**sampling, "logprobs": 1, "detokenize": False},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
+    headers = {"content-type": "application/json", "accept": "text/event-stream"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    try:
+        response = await client.request(
+            Address.from_url(base_url), method="POST", path=GENERATE_PATH, headers=headers, body=body
+        )
+        async with response:
+            if response.status != 200:
+                raise_status(response.status, (await response.read())[:2000].decode("utf-8", "replace"))
+            buffer = b""
+            while piece := await response.read_piece():
+                *lines, buffer = (buffer + piece).split(b"\n")
+                for line in lines:
+                    if not line.startswith(b"data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        await response.read()
+                        return
+                    yield read_chunk(orjson.loads(data))
+    except (OSError, TimeoutError, orjson.JSONDecodeError, KeyError, IndexError) as error:
+        raise EngineLost(f"Engine {base_url}: {error!r}.") from error
+    raise EngineLost(f"Engine {base_url} ended its stream without [DONE].")
+
+
+def raise_status(status: int, text: str) -> None:
+    if status in (400, 413, 422):
+        raise EngineRefused(f"The engine refused the request (HTTP {status}): {text}")
+    raise EngineLost(f"The engine answered HTTP {status}: {text}")
+
+
+def read_chunk(chunk: dict[str, Any]) -> EngineTokens:
+    if "error" in chunk:
+        raise EngineLost(f"The engine failed in mid-answer: {chunk['error']}")
+    if not chunk["choices"]:
+        details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
+        return EngineTokens(ids=[], logprobs=[], num_cached=details.get("cached_tokens"))
+    choice = chunk["choices"][0]
+    content = (choice.get("logprobs") or {}).get("content") or []
+    return EngineTokens(
+        ids=choice.get("token_ids") or [],
+        logprobs=[entry["logprob"] for entry in content],
+        finish_reason=choice.get("finish_reason") or "",
+        versions=[(v["start"], v["end"], v["version"]) for v in choice.get("weight_versions") or ()],
+    )

@@ -1,0 +1,103 @@
+"""The statements of record.py. Tables are the Django models of environments.models."""
+
+LOAD_ENGINES = """
+select id, name, pool, base_url, api_key, model_name, state, version, cache_policy, standalone, turn_order
+from environments_engine where state <> 'stopped'
+"""
+
+LOAD_SESSION = """
+select s.id, s.key, s.gateway, coalesce(s.gateway_expires_at < now(), true) as lease_is_over, s.finished_at,
+       r.id as rollout_id, r.pool, r.sampling, r.budgets, r.ending, r.drift, h.delivery, h.program,
+       t.instruction, t.directory as task_directory, r.model_id
+from environments_session s
+join environments_rollout r on r.id = s.rollout_id
+join environments_harness h on h.id = r.harness_id
+join environments_task t on t.id = r.task_id
+where s.key = %(key)s
+"""
+
+CLAIM_SESSION = """
+update environments_session
+set gateway = %(me)s, gateway_expires_at = now() + make_interval(secs => %(lease_s)s)
+where id = %(session)s and (gateway in ('', %(me)s, %(seen)s) or gateway_expires_at < now())
+"""
+
+RENEW_SESSIONS = """
+update environments_session set gateway_expires_at = now() + make_interval(secs => %(lease_s)s)
+where id = any(%(sessions)s) and gateway = %(me)s and finished_at is null
+returning id
+"""
+
+RELEASE_SESSIONS = """
+update environments_session set gateway = '', gateway_expires_at = null where gateway = %(me)s
+"""
+
+LOAD_NODES = """
+select index, parent, depth_tokens, key, role, branch_role, ids, message, sampled, trainable, opener_length,
+       behaviour_logprobs, version_spans, oldest_kv_version, engines, flags
+from environments_node where rollout_id = %(rollout)s order by index
+"""
+
+CALL_COLUMNS = """id, session_id, index, relay_call, dialect, digest, state, prompt_node, answer_node, streamed,
+requested, imposed, unknown, num_prompt_tokens, num_cached_tokens, num_sampled_tokens, finish_reason, http_status,
+error, engines, retry_of_id, started_at, first_token_s, held_s, duration_s"""
+
+LOAD_CALLS = f"select {CALL_COLUMNS} from environments_call where rollout_id = %(rollout)s order by index"
+
+NODE_INSERT = """
+insert into environments_node (rollout_id, index, parent, depth_tokens, key, role, branch_role, sampled, trainable,
+    opener_length, ids, behaviour_logprobs, version_spans, oldest_kv_version, engines, message, flags, created_at)
+select %(rollout)s, n.index, n.parent, n.depth, n.key, n.role, n.branch_role, n.sampled, n.trainable, n.opener,
+    n.ids, n.logprobs, n.spans::jsonb, n.oldest_kv, n.engines::jsonb, n.message::jsonb, n.flags::jsonb, now()
+from held, unnest(%(n_index)s::int[], %(n_parent)s::int[], %(n_depth)s::int[], %(n_key)s::bytea[],
+    %(n_role)s::text[], %(n_branch_role)s::text[], %(n_sampled)s::bool[], %(n_trainable)s::bool[],
+    %(n_opener)s::int[], %(n_ids)s::bytea[], %(n_logprobs)s::bytea[], %(n_spans)s::text[], %(n_oldest_kv)s::int[],
+    %(n_engines)s::text[], %(n_message)s::text[], %(n_flags)s::text[])
+    as n(index, parent, depth, key, role, branch_role, sampled, trainable, opener, ids, logprobs, spans, oldest_kv,
+         engines, message, flags)
+"""
+
+ROLLOUT_UPDATE = """
+update environments_rollout set num_calls = %(r_calls)s, num_branches = %(r_branches)s,
+    sampled_tokens = %(r_sampled)s, distinct_tokens = %(r_distinct)s, longest_context = %(r_longest)s,
+    oldest_version = %(r_oldest)s::int, newest_version = %(r_newest)s::int, drift = %(r_drift)s::jsonb,
+    last_activity_at = now()
+where id = %(rollout)s and exists (select 1 from held)
+"""
+
+OPEN_CALL = f"""
+with held as (
+    select 1 from environments_session
+    where id = %(c_session)s and gateway = %(me)s and finished_at is null for share
+), nodes as ({NODE_INSERT}), counted as ({ROLLOUT_UPDATE})
+insert into environments_call (rollout_id, {CALL_COLUMNS})
+select %(rollout)s, %(c_id)s, %(c_session)s, %(c_index)s, %(c_relay_call)s, %(c_dialect)s, %(c_digest)s, %(c_state)s,
+    %(c_prompt_node)s::int, %(c_answer_node)s::int, %(c_streamed)s, %(c_requested)s::jsonb, %(c_imposed)s::jsonb,
+    %(c_unknown)s::jsonb, %(c_num_prompt)s, %(c_num_cached)s, %(c_num_sampled)s, %(c_finish)s, %(c_status)s::smallint,
+    %(c_error)s, %(c_engines)s::jsonb, %(c_retry_of)s::uuid, %(c_started)s, %(c_first_token)s::float8, %(c_held)s,
+    %(c_duration)s::float8
+from held
+"""
+
+FINISH_CALL = f"""
+with held as (
+    select 1 from environments_session where id = %(c_session)s and gateway = %(me)s for share
+), nodes as ({NODE_INSERT}), counted as ({ROLLOUT_UPDATE})
+update environments_call set state = %(c_state)s, answer_node = %(c_answer_node)s::int, imposed = %(c_imposed)s::jsonb,
+    num_cached_tokens = %(c_num_cached)s, num_sampled_tokens = %(c_num_sampled)s, finish_reason = %(c_finish)s,
+    http_status = %(c_status)s::smallint, error = %(c_error)s, engines = %(c_engines)s::jsonb,
+    first_token_s = %(c_first_token)s::float8, held_s = %(c_held)s, duration_s = %(c_duration)s::float8
+where id = %(c_id)s and exists (select 1 from held)
+"""
+
+MARK_CALL = """
+with marked as (
+    update environments_node set trainable = %(trainable)s, flags = %(flags)s::jsonb
+    where rollout_id = %(rollout)s and index = %(node)s::int
+)
+update environments_call set state = %(state)s where id = %(call)s
+"""
+
+SET_ENDING = """
+update environments_rollout set ending = %(ending)s where id = %(rollout)s and ending = '' and state <> 'ended'
+"""
