@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from uuid import UUID
 
 PROGRAMS = Path(__file__).resolve().parent
@@ -91,6 +91,8 @@ def namespaces(identity: Identity) -> list[str]:
 
 def system_mounts() -> list[str]:
     words = ["--ro-bind", "/usr", "/usr"]
+    for directory in ("/etc/x", "/home/x", "/gyre/bin/x"):
+        words += open_parents(directory)
     for name in ROOT_LINKS:
         path = f"/{name}"
         if os.path.islink(path):
@@ -104,13 +106,21 @@ def system_mounts() -> list[str]:
     return words
 
 
+def open_parents(path: str) -> list[str]:
+    """The directories above a mount point, readable by all: bubblewrap alone would make them for root only."""
+    words: list[str] = []
+    for parent in [*reversed(Path(path).parents)][1:]:
+        words += ["--perms", "0755", "--dir", str(parent)]
+    return words
+
+
 def python_mounts() -> list[str]:
     """The interpreter where it was installed, and its environment at /gyre/venv (and where it is, unless in our way)."""
     base, prefix = os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)
     words = ["--ro-bind", prefix, "/gyre/venv"]
     for path in dict.fromkeys((base, prefix)):
         if not is_under(path, ("/usr",)) and not is_under(path, RESERVED):
-            words += ["--ro-bind", path, path]
+            words += [*open_parents(path), "--ro-bind", path, path]
     return words
 
 
@@ -140,6 +150,16 @@ def own_mounts(directory: Path) -> list[str]:
     return words
 
 
+def parent_directories(binds: Sequence[str]) -> list[str]:
+    """Directories above mount points, made open to all: by itself bwrap may make them its own user's alone."""
+    parents = {str(parent) for target in binds[2::3] for parent in PurePosixPath(target).parents}
+    words: list[str] = []
+    for path in sorted(parents - {"/", "/etc"}):
+        if not is_under(path, ("/usr",)):
+            words += ["--perms", "0755", "--dir", path]
+    return words
+
+
 def etc_files(identity: Identity) -> Mapping[str, str]:
     uid = 1000 if identity.uid is None else identity.uid
     return {
@@ -162,10 +182,23 @@ def build_command(
 ) -> list[str]:
     """argv of the whole sandbox. mounts: (host path, path inside), read-only, in order."""
     words = [bwrap, *namespaces(identity), "--as-pid-1", "--clearenv", "--hostname", "sandbox"]
-    words += [*system_mounts(), *python_mounts(), *own_mounts(directory)]
+    binds = [*python_mounts(), *own_mounts(directory)]
     if gateway is not None:
-        words += ["--ro-bind", str(gateway), "/gyre/gateway"]
+        binds += ["--ro-bind", str(gateway), "/gyre/gateway"]
     for source, target in mounts:
-        words += ["--ro-bind", str(source), target]
-    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd), "--"]
+        binds += ["--ro-bind", str(source), target]
+    words += [
+        *system_mounts(),
+        *parent_directories(binds),
+        *binds,
+        "--remount-ro",
+        "/dev",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+        "--info-fd",
+        str(info_fd),
+        "--",
+    ]
     return [*words, supervisor_python(), "-I", "-S", "/gyre/bin/supervisor.py", *program]
