@@ -67,7 +67,7 @@ def start_run(*, name: str, config: RunConfig, owner: Any = None, cloned_from: R
 @transaction.atomic
 def start_attempt(*, run: Run, config: RunConfig) -> Attempt:
     """The run's next attempt, queued. Raises InvalidTransition while another attempt of the run goes on."""
-    run = Run.objects.select_for_update().get(pk=run.pk)
+    run = Run.objects.select_for_update(no_key=True).get(pk=run.pk)
     going = next((attempt for attempt in run.attempts.all() if not attempt.is_over), None)
     if going:
         raise InvalidTransition(f"Attempt {going.number} of {run.name} is {going.state}. Stop or cancel it first.")
@@ -76,7 +76,7 @@ def start_attempt(*, run: Run, config: RunConfig) -> Attempt:
         run=run, number=number, config=config.model_dump(mode="json"), provenance=build_provenance(), phase="Queued"
     )
     record_event(attempt, "started", f"Attempt {number} of {run.name} was started.")
-    transaction.on_commit(lambda: ring(attempt.id))
+    transaction.on_commit(lambda: ring(attempt.id), robust=True)
     return attempt
 
 
@@ -113,7 +113,7 @@ def request(attempt_id: UUID, wanted: Attempt.Wanted | str) -> Attempt:
     Raises InvalidTransition with a sentence for people, Attempt.DoesNotExist.
     """
     wanted = Attempt.Wanted(wanted)
-    attempt = Attempt.objects.select_for_update().get(pk=attempt_id)
+    attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
     if attempt.is_over:
         raise InvalidTransition(
             f"This attempt is over ({attempt.get_state_display()}), so it cannot be {_VERB[wanted]}. "
@@ -127,7 +127,7 @@ def request(attempt_id: UUID, wanted: Attempt.Wanted | str) -> Attempt:
     attempt.wanted = wanted
     attempt.save(update_fields=["wanted"])
     record_event(attempt, f"{wanted}_requested", _MEANING[wanted], before=before)
-    transaction.on_commit(lambda: ring(attempt_id))
+    transaction.on_commit(lambda: ring(attempt_id), robust=True)
     return attempt
 
 
@@ -145,8 +145,8 @@ def apply_judgement(
     member = Member.objects.filter(rollout_id=rollout_id).first()
     if member is None:
         return "none"
-    group = Group.objects.select_for_update().get(pk=member.group_id)
-    member = Member.objects.select_for_update(of=("self",)).select_related("rollout").get(pk=member.pk)
+    group = Group.objects.select_for_update(no_key=True).get(pk=member.group_id)
+    member = Member.objects.select_for_update(no_key=True, of=("self",)).select_related("rollout").get(pk=member.pk)
     if group.state == Group.State.EATEN or group.step_id is not None:
         return "too_late"
     if group.state == Group.State.EXCLUDED:
@@ -167,7 +167,7 @@ def apply_judgement(
         member.disposition, member.reason = Member.Disposition.PENDING, ""
     member.save(update_fields=["effective_reward", "include", "hold", "disposition", "reason"])
     _reopen(group)
-    transaction.on_commit(lambda: ring(group.attempt_id))
+    transaction.on_commit(lambda: ring(group.attempt_id), robust=True)
     return "trains" if judged or changed else "none"
 
 

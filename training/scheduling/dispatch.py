@@ -1,0 +1,173 @@
+"""Dispatch rollouts: missing places of open groups first, then new groups, as admission allows.
+
+From:  training.scheduling.attempts, each round while the attempt runs.
+To:    Group, Member and Rollout rows in one act; the jobs are enqueued after its commit, and a job that was lost in
+       between is found by environments.rollouts.requeue_lost_rollouts.
+Holds: a slot gets one rollout, however often the controller dies: (group, slot, refill) and (attempt, index) are
+       unique, and the act locks the attempt.
+"""
+
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models import Max
+
+from environments.config import Sampling
+from environments.models import Harness, Model, Rollout, Task
+from environments.rollouts import create_rollout, enqueue_rollout
+from training.config import RunConfig
+from training.events import record_event
+from training.models import Attempt, Group, Member
+from training.scheduling.admission import Ledger, allowed_groups, allowed_rollouts, build_policy
+from training.scheduling.groups import IN_FLIGHT, UNSETTLED, load_views
+from training.scheduling.leadership import Leadership
+from training.scheduling.settling import GroupView
+from training.scheduling.task_order import Part, TaskOrder
+
+MOST_AT_ONCE = 100
+"""Rollouts of one act: a transaction stays short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """What every rollout of an attempt shares."""
+
+    attempt: Attempt
+    config: RunConfig
+    model: Model
+    harness: Harness
+
+
+def load_cast(attempt: Attempt, config: RunConfig) -> Cast:
+    return Cast(
+        attempt=attempt,
+        config=config,
+        model=Model.objects.get(name=config.model.name),
+        harness=Harness.objects.get(name=config.harness.name),
+    )
+
+
+def load_task_order(config: RunConfig, split: Task.Split, purpose: str) -> TaskOrder[str]:
+    """The order of task ids for a purpose: demonstrations, groups and evaluation each have their own."""
+    parts = []
+    for mixture in config.tasks.mixture:
+        tasks = Task.objects.filter(taskset__name=mixture.taskset, split=split).order_by("name")
+        if mixture.families:
+            tasks = tasks.filter(family__in=mixture.families)
+        found = [(family, str(pk)) for family, pk in tasks.values_list("family", "pk")]
+        if found:
+            parts.append(Part(weight=mixture.weight, tasks=found))
+    return TaskOrder(seed=f"{config.seed}:{purpose}", parts=parts)
+
+
+def build_ledger(attempt: Attempt, config: RunConfig, views: list[GroupView]) -> Ledger:
+    """Count the slots of the groups in flight; what was consumed follows from the steps that were done."""
+    running = ready = 0
+    for view in views:
+        missing = {slot for slot, _ in view.missing}
+        for member in view.current:
+            running += not member.ended
+            ready += member.ended and member.slot not in missing
+    tasks = config.tasks
+    return Ledger(
+        version=attempt.version,
+        consumed=attempt.step * tasks.groups_per_step * tasks.rollouts_per_group,
+        ready=ready,
+        running=running,
+        groups_in_flight=len(views),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What may be dispatched now."""
+
+    places: list[tuple[Group, int, int]]
+    """(group, slot, refill) of places in groups that are open."""
+    num_new_groups: int
+    allowed: int
+    """Rollouts, places included."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.places and (self.allowed == 0 or self.num_new_groups <= 0)
+
+
+def build_plan(attempt: Attempt, config: RunConfig) -> Plan:
+    """Missing places first; then new groups, as many as steps still need."""
+    groups = list(Group.objects.filter(attempt=attempt, state__in=IN_FLIGHT).select_related("task").order_by("index"))
+    views = load_views(attempt, config, groups)
+    policy = build_policy(config)
+    ledger = build_ledger(attempt, config, list(views.values()))
+    allowed = min(allowed_rollouts(policy, ledger), MOST_AT_ONCE)
+    places = [
+        (group, slot, refill)
+        for group in groups
+        if group.state in UNSETTLED
+        for slot, refill in views[group.id].missing
+    ]
+    needed = (config.optimization.steps - attempt.step) * policy.groups_per_step - len(groups)
+    return Plan(places=places[:allowed], num_new_groups=min(allowed_groups(policy, ledger), needed), allowed=allowed)
+
+
+def dispatch_groups(leadership: Leadership, cast: Cast, order: TaskOrder[str]) -> int:
+    """One act that dispatches what is allowed, at most MOST_AT_ONCE rollouts. Returns how many."""
+    if build_plan(cast.attempt, cast.config).is_empty:
+        return 0
+    with leadership.act(cast.attempt.id) as attempt:
+        if attempt.wanted != Attempt.Wanted.RUN:
+            return 0
+        plan = build_plan(attempt, cast.config)
+        places = list(plan.places)
+        size = cast.config.tasks.rollouts_per_group
+        for _ in range(plan.num_new_groups):
+            if len(places) >= plan.allowed:
+                break
+            group = _open_group(attempt, order)
+            places += [(group, slot, 0) for slot in range(size)][: plan.allowed - len(places)]
+        for group, slot, refill in places:
+            _dispatch_member(cast, attempt, group, slot, refill)
+        return len(places)
+
+
+def _open_group(attempt: Attempt, order: TaskOrder[str]) -> Group:
+    last = Group.objects.filter(attempt=attempt).aggregate(last=Max("index"))["last"]
+    index = 0 if last is None else last + 1
+    return Group.objects.create(attempt=attempt, index=index, task_id=order[index], dispatched_version=attempt.version)
+
+
+def _dispatch_member(cast: Cast, attempt: Attempt, group: Group, slot: int, refill: int) -> None:
+    rollout = dispatch_rollout(
+        cast,
+        task=group.task,
+        purpose=Rollout.Purpose.TRAIN,
+        pool=attempt.pool,
+        sampling=member_sampling(cast.config.sampling, group.index, slot, refill),
+    )
+    Member.objects.create(group=group, rollout=rollout, slot=slot, refill=refill)
+    if refill:
+        text = f"Group {group.index}, member {slot} is done again (refill {refill} of at most 2)."
+        record_event(attempt, "member_refilled", text, group=str(group.id), rollout=str(rollout.id))
+
+
+def member_sampling(sampling: Sampling, group: int, slot: int, refill: int) -> Sampling:
+    """A configured seed gives each member one of its own: the same one would make a group of equal rollouts."""
+    if sampling.seed is None:
+        return sampling
+    seed = (sampling.seed + 1_000_003 * group + 101 * slot + 7 * refill) % 2**31
+    return sampling.model_copy(update={"seed": seed})
+
+
+def dispatch_rollout(cast: Cast, *, task: Task, purpose: Rollout.Purpose, pool: str, sampling: Sampling) -> Rollout:
+    """The row, in the caller's transaction; its job once that is committed."""
+    rollout = create_rollout(
+        task=task,
+        model=cast.model,
+        harness=cast.harness,
+        purpose=purpose,
+        pool=pool,
+        sampling=sampling,
+        budgets=cast.config.budgets,
+    )
+    transaction.on_commit(lambda: enqueue_rollout(rollout.id), robust=True)
+    return rollout
