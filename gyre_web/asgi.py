@@ -1,4 +1,4 @@
-"""The web process: Django's pages and the websockets."""
+"""The web process: Django's pages and the live websocket, which only this site's own pages may open."""
 
 import os
 
@@ -6,4 +6,18 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gyre_web.settings")
 
 from django.core.asgi import get_asgi_application
 
-application = get_asgi_application()
+http_application = get_asgi_application()
+"""First of all: it loads the apps that the imports below need."""
+
+from channels.auth import AuthMiddlewareStack  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
+
+from gyre_web.watch.routing import websocket_urlpatterns  # noqa: E402
+
+application = ProtocolTypeRouter(
+    {
+        "http": http_application,
+        "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns))),
+    }
+)

@@ -1,0 +1,101 @@
+"""What the review pages read: labels of a rollout, queues, their items and progress.
+
+From:  Postgres.
+To:    gyre_web.review.views, gyre_web.watch.views (labels on the rollout page).
+Never: writes.
+"""
+
+from typing import Any
+
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+
+from environments.models import Rollout
+from gyre_web.accounts.models import User
+from gyre_web.review.models import Label, Queue
+from gyre_web.runs.models import SavedFilter
+
+
+def describe_labels(rollout: Rollout) -> list[dict[str, Any]]:
+    """Newest first; superseded ones too, marked."""
+    return [describe_label(label) for label in rollout.labels.order_by("-created_at")]
+
+
+def describe_label(label: Label) -> dict[str, Any]:
+    return {
+        "id": str(label.pk),
+        "author": label.author_name,
+        "verdict": label.verdict,
+        "keep": label.keep,
+        "reward": label.reward,
+        "reason": label.reason,
+        "note": label.note,
+        "effect": label.effect,
+        "effect_text": label.get_effect_display(),
+        "superseded": label.superseded_by_id is not None,
+        "client_key": label.client_key,
+        "created_at": label.created_at,
+    }
+
+
+def filter_rollouts(query: dict[str, Any], run_id: Any = None) -> QuerySet[Rollout]:
+    """Ended rollouts that a saved filter means. Empty fields do not restrict; unknown ones are ignored."""
+    rollouts = Rollout.objects.filter(state=Rollout.State.ENDED)
+    if run_id:
+        rollouts = rollouts.filter(member__group__attempt__run_id=run_id)
+    for name, lookup in LOOKUPS.items():
+        value = query.get(name)
+        if value not in (None, "", []):
+            rollouts = rollouts.filter(**{f"{lookup}__in" if isinstance(value, list) else lookup: value})
+    if query.get("flagged"):
+        rollouts = rollouts.exclude(flags=[])
+    if query.get("held"):
+        rollouts = rollouts.filter(member__hold=True)
+    if query.get("reviewed") in ("yes", "no"):
+        labelled = Exists(Label.objects.filter(rollout=OuterRef("pk")))
+        rollouts = rollouts.filter(labelled if query["reviewed"] == "yes" else ~labelled)
+    return rollouts
+
+
+LOOKUPS = {
+    "purpose": "purpose",
+    "outcome": "outcome",
+    "harness": "harness__name",
+    "task": "task__name__icontains",
+    "family": "task__family",
+    "disposition": "member__disposition",
+    "reward_min": "reward__gte",
+    "reward_max": "reward__lte",
+}
+
+
+def queue_rollouts(queue: Queue) -> QuerySet[Rollout]:
+    """The queue's items. What a reviewer already judged in it stays counted even where the filter changes."""
+    return filter_rollouts(queue.filter.query, queue.filter.run_id)
+
+
+def open_queues() -> QuerySet[Queue]:
+    return Queue.objects.filter(closed_at=None).select_related("filter__run", "created_by")
+
+
+def describe_queue(queue: Queue, reviewer: User) -> dict[str, Any]:
+    """Progress: `done` items have all their reviewers; `mine` are this reviewer's."""
+    rollouts = queue_rollouts(queue)
+    finished = Count(
+        "reservation", filter=Q(reservation__queue=queue, reservation__done_at__isnull=False), distinct=True
+    )
+    done = rollouts.annotate(finished=finished).filter(finished__gte=queue.reviewers_per_item).count()
+    mine = queue.reservations.filter(reviewer=reviewer)
+    total = rollouts.count()
+    return {
+        "queue": queue,
+        "total": total,
+        "done": done,
+        "left": total - done,
+        "share": round(100 * done / total) if total else 0,
+        "mine": mine.exclude(done_at=None).count(),
+        "skipped": mine.exclude(skipped_at=None).count(),
+    }
+
+
+def saved_filters(user: User) -> QuerySet[SavedFilter]:
+    return SavedFilter.objects.select_related("run").order_by("name")

@@ -1,0 +1,194 @@
+"""Save a person's judgement of a rollout, and bring it into training.
+
+From:  gyre_web.review.views (browser), gyre_web.api.
+To:    Label rows, training.services.apply_judgement, the audit trail: in one transaction.
+Holds: a save that the browser sends again (same client_key) is one label; a label is never changed, a later one of the
+       same person supersedes it; what training will do with it is decided under the group's lock and shown.
+Never: computes rewards; touches Member rows itself.
+"""
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+from django.db.models import Count, Q
+from django.utils import timezone
+
+from environments.models import Rollout
+from gyre_web.accounts.models import User
+from gyre_web.audit.services import record
+from gyre_web.review.models import Label, Queue, Reservation
+from gyre_web.review.selectors import queue_rollouts
+from gyre_web.runs.models import SavedFilter
+from training.models import Member
+from training.services import apply_judgement
+
+MAX_TEXT_CHARS = 20_000
+INCLUDE = {
+    Label.Keep.UNSET: Member.Include.AS_SCORED,
+    Label.Keep.KEEP: Member.Include.KEEP,
+    Label.Keep.DROP: Member.Include.DROP,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelError:
+    field: str
+    message: str
+
+
+class InvalidLabel(ValueError):
+    """Everything that is wrong with a judgement, by field."""
+
+    def __init__(self, errors: list[LabelError]) -> None:
+        super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
+        self.errors = errors
+
+
+def check_label(
+    *, verdict: str, keep: str, reward: float | None, reason: str, note: str, client_key: str
+) -> list[LabelError]:
+    """Every fault of a judgement at once."""
+    errors = []
+    if verdict not in ("", *Label.Verdict.values):
+        errors.append(LabelError(field="verdict", message=f"Use one of {', '.join(Label.Verdict.values)}, or none."))
+    if keep not in Label.Keep.values:
+        errors.append(LabelError(field="keep", message=f"Use one of {', '.join(Label.Keep.values)}."))
+    if reward is not None and not math.isfinite(reward):
+        errors.append(LabelError(field="reward", message="Must be a finite number, or empty."))
+    if (reward is not None or keep == Label.Keep.DROP) and not reason.strip():
+        errors.append(LabelError(field="reason", message="Say why: an override or a drop changes what is trained."))
+    for field, text in (("reason", reason), ("note", note)):
+        if len(text) > MAX_TEXT_CHARS or "\x00" in text:
+            errors.append(LabelError(field=field, message=f"At most {MAX_TEXT_CHARS} characters, without NUL."))
+    if not 8 <= len(client_key) <= 40:
+        errors.append(LabelError(field="client_key", message="Must have 8 to 40 characters, new for each judgement."))
+    if not (verdict or keep != Label.Keep.UNSET or reward is not None or note.strip()):
+        errors.append(
+            LabelError(field="verdict", message="Say something: a verdict, keep or drop, a reward, or a note.")
+        )
+    return errors
+
+
+def save_label(
+    *,
+    rollout: Rollout,
+    author: User,
+    verdict: str,
+    keep: str,
+    reward: float | None,
+    reason: str,
+    note: str,
+    client_key: str,
+) -> Label:
+    """The stored label, with its effect on training. Raises InvalidLabel. Idempotent by `client_key`."""
+    errors = check_label(verdict=verdict, keep=keep, reward=reward, reason=reason, note=note, client_key=client_key)
+    if errors:
+        raise InvalidLabel(errors)
+    try:
+        with transaction.atomic():
+            return _add_label(
+                rollout=rollout, author=author, verdict=verdict, keep=keep, reward=reward, reason=reason.strip(),
+                note=note.strip(), client_key=client_key,
+            )  # fmt: skip
+    except IntegrityError:
+        earlier = Label.objects.filter(client_key=client_key, author=author, rollout=rollout).first()
+        if earlier is None:
+            raise InvalidLabel([LabelError(field="client_key", message="Was used for another judgement.")]) from None
+        return earlier
+
+
+def _add_label(
+    *,
+    rollout: Rollout,
+    author: User,
+    verdict: str,
+    keep: str,
+    reward: float | None,
+    reason: str,
+    note: str,
+    client_key: str,
+) -> Label:
+    label = Label.objects.create(
+        rollout=rollout, author=author, author_name=author.username, verdict=verdict, keep=keep, reward=reward,
+        reason=reason, note=note, client_key=client_key,
+    )  # fmt: skip
+    earlier = Label.objects.filter(rollout=rollout, author=author, superseded_by=None).exclude(pk=label.pk)
+    before = [label_values(one) for one in earlier]
+    earlier.update(superseded_by=label)
+    label.effect = apply_judgement(
+        rollout_id=rollout.pk, reward=reward, include=INCLUDE[Label.Keep(keep)], release_hold=True
+    )
+    label.save(update_fields=["effect"])
+    record(
+        author, "label.save", rollout, before=before[-1] if before else None, after=label_values(label), reason=reason
+    )
+    return label
+
+
+def label_values(label: Label) -> dict[str, object]:
+    names = ("verdict", "keep", "reward", "note", "effect")
+    return {name: getattr(label, name) for name in names}
+
+
+@transaction.atomic
+def create_queue(
+    *, name: str, saved_filter: SavedFilter, author: User, reviewers_per_item: int = 1, reservation_minutes: int = 15
+) -> Queue:
+    queue = Queue.objects.create(
+        name=name, filter=saved_filter, created_by=author, reviewers_per_item=reviewers_per_item,
+        reservation_minutes=reservation_minutes,
+    )  # fmt: skip
+    record(author, "queue.create", queue, after={"name": name, "filter": saved_filter.name})
+    return queue
+
+
+@transaction.atomic
+def reserve_next(*, queue: Queue, reviewer: User) -> Reservation | None:
+    """The item on this reviewer's screen: the one they hold, else the first that still needs a reviewer.
+
+    The queue's row lock makes two reviewers wait for each other for a moment, so nobody is given the same item.
+    """
+    queue = Queue.objects.select_for_update().select_related("filter").get(pk=queue.pk)
+    now = timezone.now()
+    mine = queue.reservations.filter(reviewer=reviewer)
+    held = mine.filter(done_at=None, skipped_at=None, expires_at__gt=now).select_related("rollout").first()
+    if held:
+        held.expires_at = now + timedelta(minutes=queue.reservation_minutes)
+        held.save(update_fields=["expires_at"])
+        return held
+    busy = Q(reservation__queue=queue) & (
+        Q(reservation__done_at__isnull=False) | Q(reservation__skipped_at=None, reservation__expires_at__gt=now)
+    )
+    seen = mine.exclude(done_at=None, skipped_at=None).values("rollout")
+    free = (
+        queue_rollouts(queue)
+        .exclude(pk__in=seen)
+        .annotate(reviewers=Count("reservation", filter=busy, distinct=True))
+        .filter(reviewers__lt=queue.reviewers_per_item)
+        .order_by("created_at", "pk")
+    )
+    rollout = free.first()
+    if rollout is None:
+        return None
+    reservation, _ = Reservation.objects.update_or_create(
+        queue=queue, rollout=rollout, reviewer=reviewer,
+        defaults={"expires_at": now + timedelta(minutes=queue.reservation_minutes), "done_at": None, "skipped_at": None},
+    )  # fmt: skip
+    return reservation
+
+
+def finish_item(*, queue: Queue, rollout_id: UUID, reviewer: User, skipped: bool = False) -> None:
+    """Marks the reviewer's item done, or skipped (then it is not offered to them again)."""
+    now = timezone.now()
+    change = {"skipped_at": now} if skipped else {"done_at": now}
+    Reservation.objects.filter(queue=queue, rollout_id=rollout_id, reviewer=reviewer, done_at=None).update(**change)
+
+
+@transaction.atomic
+def close_queue(*, queue: Queue, author: User) -> None:
+    """Takes it off the list; labels and reservations stay."""
+    Queue.objects.filter(pk=queue.pk, closed_at=None).update(closed_at=timezone.now())
+    record(author, "queue.close", queue)
