@@ -38,7 +38,7 @@ def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch
         purpose="agent",
         command=prepared.command,
         environment=prepared.environment,
-        work_tree=start_tree(Path(rollout.task.directory)) or _empty_directory(),
+        work_tree=start_tree_of(rollout.task),
         read_only=mounts,
         gateway=True,
         timeout_s=wall_time_s(rollout.task, budgets),
@@ -49,6 +49,11 @@ def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch
 def wall_time_s(task: Task, budgets: Budgets) -> float:
     """The stricter of the run's budget and the task's own timeout."""
     return min(budgets.wall_time_s, task.agent_timeout_s)
+
+
+def start_tree_of(task: Task) -> Path:
+    """What /work holds in the beginning; an empty directory for tasks that start from nothing."""
+    return start_tree(Path(task.directory)) or _empty_directory()
 
 
 def build_limits(task: Task) -> Limits:
@@ -65,5 +70,4 @@ def build_limits(task: Task) -> Limits:
 
 @cache
 def _empty_directory() -> Path:
-    """For tasks that start from nothing."""
     return Path(tempfile.mkdtemp(prefix="gyre-empty-"))

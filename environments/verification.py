@@ -33,7 +33,7 @@ POLL_S = (0.01, 0.25)
 class Assessment:
     """What is to be graded. deadline_s: for all trials together."""
 
-    rollout_id: UUID
+    rollout_id: UUID | None
     task_directory: Path
     work_tree: Path
     environment: Mapping[str, str]

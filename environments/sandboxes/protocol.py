@@ -53,7 +53,7 @@ class Launch:
     gateway:   with the relay on 127.0.0.1:8100; without it there is no way out at all.
     """
 
-    rollout_id: UUID
+    rollout_id: UUID | None
     session_id: UUID | None
     purpose: Literal["agent", "verifier"]
     command: Sequence[str]
