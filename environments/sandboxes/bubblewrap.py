@@ -178,27 +178,17 @@ def build_command(
     mounts: Sequence[tuple[Path, str]],
     gateway: Path | None,
     info_fd: int,
+    filter_fd: int | None,
     program: Sequence[str],
 ) -> list[str]:
-    """argv of the whole sandbox. mounts: (host path, path inside), read-only, in order."""
+    """argv of the whole sandbox. mounts: (host path, path inside), read-only, in order. filter_fd: see syscalls.py."""
     words = [bwrap, *namespaces(identity), "--as-pid-1", "--clearenv", "--hostname", "sandbox"]
     binds = [*python_mounts(), *own_mounts(directory)]
     if gateway is not None:
         binds += ["--ro-bind", str(gateway), "/gyre/gateway"]
     for source, target in mounts:
         binds += ["--ro-bind", str(source), target]
-    words += [
-        *system_mounts(),
-        *parent_directories(binds),
-        *binds,
-        "--remount-ro",
-        "/dev",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/",
-        "--info-fd",
-        str(info_fd),
-        "--",
-    ]
-    return [*words, supervisor_python(), "-I", "-S", "/gyre/bin/supervisor.py", *program]
+    words += [*system_mounts(), *parent_directories(binds), *binds]
+    words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd)]
+    words += [] if filter_fd is None else ["--seccomp", str(filter_fd)]
+    return [*words, "--", supervisor_python(), "-I", "-S", "/gyre/bin/supervisor.py", *program]

@@ -11,6 +11,7 @@ Never: follows a link that an agent made; lets a sandbox run without a row and a
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -29,7 +30,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from environments.models import Sandbox
-from environments.sandboxes import bubblewrap, cgroups
+from environments.sandboxes import bubblewrap, cgroups, syscalls
 from environments.sandboxes.bubblewrap import PYTHON, WRITABLE, Identity
 from environments.sandboxes.protocol import LEASE_S, Launch, Limits, Mount, SandboxError, Status
 from environments.sandboxes.trees import copy_tree, read_regular, remove_tree
@@ -268,6 +269,7 @@ def start(
         )
         order.write(json.dumps(build_order(launch, identity)).encode())
         order.seek(0)
+        filter_fd = open_filter(stack)
         program = [marker_of(sandbox), str(state.fileno()), str(ready_write)]
         command = bubblewrap.build_command(
             bwrap=bwrap,
@@ -276,6 +278,7 @@ def start(
             mounts=mounts,
             gateway=gateway,
             info_fd=info_write,
+            filter_fd=filter_fd,
             program=program,
         )
         child = subprocess.Popen(
@@ -286,7 +289,7 @@ def start(
             env={"PATH": os.defpath},
             cwd="/",
             start_new_session=True,
-            pass_fds=(state.fileno(), info_write, ready_write),
+            pass_fds=[fd for fd in (state.fileno(), info_write, ready_write, filter_fd) if fd is not None],
         )
         remember_child(child)
         os.close(info_write)
@@ -307,6 +310,17 @@ def open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
     reading, writing = os.pipe()
     stack.callback(os.close, reading)
     return reading, writing
+
+
+def open_filter(stack: contextlib.ExitStack) -> int | None:
+    program = syscalls.build_filter()
+    if program is None:
+        return None
+    fd = os.memfd_create("filter", os.MFD_CLOEXEC)
+    stack.callback(os.close, fd)
+    os.write(fd, program)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def enter_groups(groups: Sequence[Path]) -> list[str]:
@@ -330,8 +344,6 @@ def read_info(fd: int) -> tuple[int | None, int]:
 
 def wait_ready(fd: int) -> bool:
     """Process 1 writes one byte when the harness runs; the end without it means that it gave up."""
-    import select
-
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(START_TIMEOUT_S * 1000)) and os.read(fd, 1) == b"1"

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 from uuid import UUID
 
@@ -33,6 +34,9 @@ from environments.sandboxes.protocol import SandboxError
 from environments.sandboxes.trees import read_regular, remove_tree
 
 log = logging.getLogger(__name__)
+
+ORPHAN_AGE_S = 60.0
+"""A younger directory without a row may belong to a launch whose transaction is not committed yet."""
 
 
 def reap() -> list[str]:
@@ -62,7 +66,7 @@ def reap_orphans() -> list[str]:
     root = root_directory()
     named = {name for name in (os.listdir(root) if root.is_dir() else []) if is_ours(root / name)}
     running = running_sandboxes()
-    candidates = {UUID(name) for name in named | set(running)}
+    candidates = {UUID(name) for name in named | running if is_old(root / name)}
     known = set(Sandbox.objects.filter(pk__in=candidates).values_list("pk", flat=True))
     done = []
     for sandbox in sorted(candidates - known):
@@ -80,15 +84,23 @@ def is_ours(directory: Path) -> bool:
         return False
 
 
-def running_sandboxes() -> dict[str, int]:
-    """Sandbox id -> process 1, of every process here that carries this installation's marker."""
+def is_old(directory: Path) -> bool:
+    """Also true where there is no directory: a process that lost it has no use."""
+    try:
+        return time.time() - (directory / "marker").lstat().st_mtime > ORPHAN_AGE_S
+    except FileNotFoundError:
+        return True
+
+
+def running_sandboxes() -> set[str]:
+    """Sandboxes of which a process here carries this installation's marker."""
     prefix = marker_of("").encode()
-    found: dict[str, int] = {}
+    found: set[str] = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError):
             for word in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
                 if word.startswith(prefix):
-                    found[str(UUID(word[len(prefix) :].decode()))] = int(name)
+                    found.add(str(UUID(word[len(prefix) :].decode())))
     return found
 
 

@@ -18,11 +18,30 @@ import select
 import signal
 import sys
 import time
+from typing import NoReturn, TypedDict
 
 STATE_BYTES = 512
 RELAY_PORT = 8100
 TICK_S = 0.25
 DRAIN_S = 5.0
+
+
+class Order(TypedDict):
+    """What process.build_order says. uid: the host user to become; None: stay who we are."""
+
+    command: list[str]
+    environment: dict[str, str]
+    uid: int | None
+    relay: bool
+    timeout_s: float
+    grace_s: float
+    output_bytes: int
+    writable: list[str]
+    cpu_s: float | None
+    memory_bytes: int
+    num_processes: int
+    file_bytes: int
+    disk_bytes: int
 
 
 def main() -> None:
@@ -38,22 +57,22 @@ def main() -> None:
 
 
 class Supervisor:
-    def __init__(self, order, state_fd, ready_fd):
+    def __init__(self, order: Order, state_fd: int, ready_fd: int) -> None:
         self.order = order
         self.state_fd = state_fd
         self.ready_fd = ready_fd
         self.limit = ""
-        self.exit_code = None
-        self.kill_at = None
+        self.exit_code: int | None = None
+        self.kill_at: float | None = None
         self.cpu_s = 0.0
         self.written = 0
         self.relay = 0
         self.started_at = time.time()
         self.deadline = time.monotonic() + order["timeout_s"]
 
-    def run(self):
+    def run(self) -> int:
         self.wake_fd = install_signals()
-        self.listener = listen() if order_has_relay(self.order) else None
+        self.listener = listen() if self.order["relay"] else None
         self.start_relay()
         self.disk_fd, self.watcher = start_disk_watcher(self.order)
         self.output_fd, self.harness = start_harness(self.order)
@@ -64,9 +83,10 @@ class Supervisor:
         self.watch()
         self.clear()
         self.record()
-        return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
+        code = self.exit_code or 0
+        return code if code >= 0 else 128 - code
 
-    def start_relay(self):
+    def start_relay(self) -> None:
         if self.listener is None:
             return
         self.relay = os.fork()
@@ -77,7 +97,7 @@ class Supervisor:
             os.dup2(2, 1)
             os.execv(sys.executable, program)
 
-    def watch(self):
+    def watch(self) -> None:
         """Until the harness has ended: output, signals, limits."""
         poll = select.poll()
         for fd in (self.wake_fd, self.output_fd, self.disk_fd):
@@ -96,13 +116,13 @@ class Supervisor:
                 self.tick()
                 next_tick = time.monotonic() + TICK_S
 
-    def on_signals(self, numbers):
+    def on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers:
             self.end("stopped")
         if signal.SIGCHLD in numbers:
             self.reap()
 
-    def reap(self):
+    def reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -113,12 +133,12 @@ class Supervisor:
                 elif pid == self.relay:
                     self.start_relay()
 
-    def on_disk(self, data):
+    def on_disk(self, data: bytes) -> bool:
         if data and int(data.split()[-1]) > self.order["disk_bytes"]:
             self.end("disk")
         return bool(data)
 
-    def take_output(self):
+    def take_output(self) -> bool:
         try:
             data = os.read(self.output_fd, 65536)
         except OSError as error:
@@ -133,7 +153,7 @@ class Supervisor:
             self.written += len(data)
         return bool(data)
 
-    def tick(self):
+    def tick(self) -> None:
         now = time.monotonic()
         cpu_s, num_processes, memory_bytes = measure((1, self.relay, self.watcher))
         self.cpu_s = max(self.cpu_s, cpu_s)
@@ -150,7 +170,7 @@ class Supervisor:
             kill_all()
         self.record()
 
-    def end(self, limit, at_once=False):
+    def end(self, limit: str, at_once: bool = False) -> None:
         """Ask the harness's group to end; after the grace, or at once, everything in here is killed."""
         if self.kill_at is not None:
             return
@@ -159,7 +179,7 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.harness, signal.SIGKILL if at_once else signal.SIGTERM)
 
-    def clear(self):
+    def clear(self) -> None:
         """Kill what the harness left, then take the output that is still in the pipe."""
         self.relay = 0
         usage_before = self.cpu_s
@@ -176,7 +196,7 @@ class Supervisor:
         while time.monotonic() < deadline and (not poll.poll(100) or self.take_output()):
             pass
 
-    def record(self):
+    def record(self) -> None:
         state = {
             "running": self.exit_code is None,
             "exit_code": self.exit_code,
@@ -188,11 +208,7 @@ class Supervisor:
         os.pwrite(self.state_fd, json.dumps(state).encode().ljust(STATE_BYTES), 0)
 
 
-def order_has_relay(order):
-    return bool(order["relay"])
-
-
-def listen():
+def listen() -> int:
     """The relay's socket, made before the harness starts, so that its first connect cannot come too early."""
     import socket  # costs 4 ms, only needed here
 
@@ -203,7 +219,7 @@ def listen():
     return listener.detach()
 
 
-def install_signals():
+def install_signals() -> int:
     """Signals arrive as bytes on a descriptor: no handler interrupts a write."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -216,31 +232,36 @@ def install_signals():
     return reading
 
 
-def restore_signals():
+def restore_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
 
 
-def start_harness(order):
-    """Fork and exec the harness: own session and process group, stdin closed, limits, another user where we are root."""
+def start_harness(order: Order) -> tuple[int, int]:
+    """Returns the reading end of its output, and its process id, which is also its process group."""
     reading, writing = os.pipe()
     pid = os.fork()
-    if pid:
-        os.close(writing)
-        return reading, pid
+    if not pid:
+        become_harness(order, writing)
+    os.close(writing)
+    return reading, pid
+
+
+def become_harness(order: Order, output: int) -> NoReturn:
+    """In the child: own session and process group, no input, limits, another user where we are root; then exec."""
     try:
         restore_signals()
         os.setsid()
-        os.dup2(writing, 1)
-        os.dup2(writing, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")  # if memory runs out, the kernel takes the harness, not its supervisor
         set_limits(order)
-        if order["uid"] is not None:
+        if (uid := order["uid"]) is not None:
             os.setgroups([])
-            os.setresgid(order["uid"], order["uid"], order["uid"])
-            os.setresuid(order["uid"], order["uid"], order["uid"])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
         os.umask(0o022)
         os.chdir("/work")
         os.execvpe(order["command"][0], order["command"], order["environment"])
@@ -251,7 +272,7 @@ def start_harness(order):
         os._exit(125)
 
 
-def set_limits(order):
+def set_limits(order: Order) -> None:
     set_limit(resource.RLIMIT_CORE, 0)
     set_limit(resource.RLIMIT_FSIZE, order["file_bytes"])
     set_limit(resource.RLIMIT_DATA, order["memory_bytes"])
@@ -260,14 +281,14 @@ def set_limits(order):
         set_limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 1)
 
 
-def set_limit(kind, value):
+def set_limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
-def measure(apart):
+def measure(apart: tuple[int, ...]) -> tuple[float, int, int]:
     """CPU seconds, number of processes and private memory of all in here, except the processes in `apart`."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s, num_processes, memory_bytes = children.ru_utime + children.ru_stime, 0, 0
@@ -289,13 +310,13 @@ def measure(apart):
     return cpu_s, num_processes, memory_bytes + (shared.f_blocks - shared.f_bfree) * shared.f_frsize
 
 
-def kill_all():
+def kill_all() -> None:
     """Everything in this process namespace but us."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
 
 
-def start_disk_watcher(order):
+def start_disk_watcher(order: Order) -> tuple[int, int]:
     """A process of its own measures the writable directories: a walk over a big tree must not delay output or stop."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -313,9 +334,10 @@ def start_disk_watcher(order):
         os._exit(1)
 
 
-def used_bytes(roots):
+def used_bytes(roots: list[str]) -> int:
     """Bytes on disk of the trees and of files that are open but deleted, each inode once."""
-    seen, total, waiting = set(), 0, list(roots)
+    seen: set[int] = set()
+    total, waiting = 0, list(roots)
     while waiting:
         try:
             entries = os.scandir(waiting.pop())
@@ -336,8 +358,8 @@ def used_bytes(roots):
     return total + deleted_bytes()
 
 
-def deleted_bytes():
-    found = {}
+def deleted_bytes() -> int:
+    found: dict[tuple[int, int], int] = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             names = os.listdir(f"/proc/{process}/fd")
@@ -353,7 +375,7 @@ def deleted_bytes():
     return sum(found.values())
 
 
-def write_all(fd, data):
+def write_all(fd: int, data: bytes) -> None:
     with contextlib.suppress(OSError):  # a full disk of the host costs output, not the rollout
         while data:
             data = data[os.write(fd, data) :]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from environments.models import Harness, Model, Rollout, Sandbox, Task, TaskSet
-from environments.sandboxes import Handle, Launch, Limits, get_sandboxes
+from environments.sandboxes import Handle, Launch, Limits, bubblewrap, cgroups, get_sandboxes
 
 MIB = 1024 * 1024
 LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes=256 * MIB, disk_bytes=256 * MIB)
@@ -39,6 +39,26 @@ def directories(settings: Any, tmp_path: Path) -> Path:
     (tmp_path / "gateway").mkdir()
     assert len(os.fsencode(tmp_path / "gateway" / "gateway.sock")) < 108
     return tmp_path
+
+
+@pytest.fixture(params=["own-user-id", "user-namespace"])
+def each_identity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The two ways to isolate. Only root can choose; an ordinary user has the second alone."""
+    if request.param == "own-user-id" and not bubblewrap.owns_all_uids():
+        pytest.skip("own user ids for sandboxes need root")
+    if request.param == "user-namespace":
+        monkeypatch.setattr(bubblewrap, "choose_identity", lambda _: bubblewrap.Identity(uid=None))
+    return str(request.param)
+
+
+@pytest.fixture(params=["control-groups", "supervisor-alone"])
+def each_enforcement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What holds the limits: the kernel's groups where we may make them, else the supervisor's own watching."""
+    if request.param == "control-groups" and not cgroups.parents():
+        pytest.skip("no control group is writable here")
+    if request.param == "supervisor-alone":
+        monkeypatch.setattr(cgroups, "parents", dict)
+    return str(request.param)
 
 
 @pytest.fixture
