@@ -2,7 +2,6 @@
 
 import signal
 import time
-import urllib.error
 import urllib.request
 from argparse import ArgumentParser
 from pathlib import Path
@@ -60,9 +59,9 @@ class Command(BaseCommand):
         deadline = time.monotonic() + FIRST_PAGE_TIMEOUT_S
         while time.monotonic() < deadline and not supervisor.stopping.wait(0.1):
             try:
-                urllib.request.urlopen(supervisor.address + "/accounts/sign-in", timeout=5).close()
+                urllib.request.urlopen(supervisor.address + "/sign-in", timeout=5).close()
                 break
-            except (urllib.error.URLError, OSError):
+            except OSError:
                 continue
         supervisor.say("up", f"ready after {time.monotonic() - began:.1f} s at {supervisor.address}")
         adopt_urls(supervisor.urls)
