@@ -137,12 +137,12 @@ def _key(rollout_id: UUID) -> str:
     return f"gyre:live:{rollout_id}"
 
 
-def _parse_id(raw: bytes) -> tuple[int, int]:
+def _parse_id(raw: Any) -> tuple[int, int]:
     epoch, _, n = raw.partition(b"-")
     return int(epoch), int(n)
 
 
-def _entries(rows: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Entry]:
+def _entries(rows: Any) -> list[Entry]:
     return [
         Entry(epoch=epoch, n=n, kind=fields[b"k"].decode(), data=orjson.loads(fields[b"d"]))
         for (epoch, n), fields in ((_parse_id(row_id), fields) for row_id, fields in rows)

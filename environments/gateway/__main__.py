@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 
@@ -107,7 +108,7 @@ def main() -> int:
     sockets = [bind_unix(own)]
     if settings.GATEWAY_PORT:
         sockets.append(bind_tcp(settings.GATEWAY_PORT))
-    runner = asyncio.Runner(loop_factory=loop_factory())
+    runner = asyncio.Runner(loop_factory=new_loop)
     try:
         with runner:
             runner.run(serve(gateway, sockets))
@@ -116,13 +117,13 @@ def main() -> int:
     return 0
 
 
-def loop_factory():  # type: ignore[no-untyped-def]  # uvloop has no types
+def new_loop() -> asyncio.AbstractEventLoop:
     """uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
-        return None
-    return uvloop.new_event_loop
+        return asyncio.new_event_loop()
+    return cast(asyncio.AbstractEventLoop, uvloop.new_event_loop())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from psycopg_pool import PoolTimeout
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gyre_web.settings")
 django.setup()
 
-from django.conf import settings  # noqa: E402
+from django.conf import settings as settings  # noqa: E402
 
 from environments.gateway.calls import Calls, Refusal  # noqa: E402
 from environments.gateway.delivery import Delivery, GatewayLost, watch_hang_up  # noqa: E402
@@ -153,6 +153,9 @@ class Gateway:
             await send_json(send, 400, body, incoming.relay_call)
         except HungUp:
             return
+        except asyncio.CancelledError:  # shutting down: the next gateway goes on
+            if not has_begun:
+                await send_retry(send)
         except (GatewayLost, OSError):
             if has_begun:
                 raise  # only a cut tells the relay that there is more

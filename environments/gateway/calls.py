@@ -232,7 +232,7 @@ class Calls:
                 await self._finish(rollout, call, state="failed")
         except LeaseLost:
             rollout.is_lost = True
-        except Exception as error:  # noqa: BLE001 - a task's boundary: the call must end, its siblings go on
+        except Exception as error:  # a task's boundary: the call must end, its siblings go on
             logger.exception("A call failed", extra={"rollout": str(rollout.id), "call": str(call.id)})
             call.failure = f"The gateway failed on this call: {error!r}"
             rollout.is_lost = True

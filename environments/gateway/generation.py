@@ -137,7 +137,7 @@ class Generation:
         if engine.base_url.startswith("expert://"):
             return expert_answer(rollout, call, engine.base_url.removeprefix("expert://"))
         already = len(call.sampled)
-        sampling = {
+        sampling: dict[str, Any] = {
             name: call.row.imposed[name] for name in ("temperature", "top_p", "top_k") if name in call.row.imposed
         }
         if call.row.imposed.get("seed") is not None:

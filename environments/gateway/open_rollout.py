@@ -122,9 +122,9 @@ class OpenRollout:
 
     def forget(self, call: LiveCall) -> None:
         self.calls.pop(call.id, None)
-        for index in (self.by_digest, self.by_relay, self.by_answer):
-            for key in [key for key, value in index.items() if value is call]:  # type: ignore[attr-defined]
-                del index[key]  # type: ignore[attr-defined]
+        self.by_digest = {key: value for key, value in self.by_digest.items() if value is not call}
+        self.by_relay = {key: value for key, value in self.by_relay.items() if value is not call}
+        self.by_answer = {key: value for key, value in self.by_answer.items() if value is not call}
 
 
 def build_answer(rollout: OpenRollout, call: LiveCall) -> Answer:

@@ -8,6 +8,7 @@ Never: creates a session.
 
 import asyncio
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -225,7 +226,7 @@ def build_rollout(session: SessionRow, model: Model, renderer: Renderer) -> Open
         instruction=session.instruction,
         task_directory=session.task_directory,
         ending=session.ending,
-        tree=Tree(volatile=tuple(getattr(program, "volatile_patterns", ()))),
+        tree=Tree(volatile=tuple(re.compile(pattern) for pattern in getattr(program, "volatile", ()))),
         drift=Counter(session.drift),
     )
 

@@ -24,7 +24,9 @@ class WireJournal:
         key = f"gyre:wire:{call_id}:{relay_call}"
         try:
             async with self._client.pipeline(transaction=False) as pipeline:
-                await pipeline.rpush(key, position).expire(key, KEPT_S).execute()
+                pipeline.rpush(key, position)
+                pipeline.expire(key, KEPT_S)
+                await pipeline.execute()
         except RedisError as error:
             logger.warning("A keep-alive was not journaled", extra={"call": str(call_id), "error": str(error)})
 
