@@ -21,7 +21,7 @@ class Part:
 def celery_worker(queue: str, num_threads: int) -> tuple[str, ...]:
     """Threads, nothing prefetched: a job is a rollout of hours, and must not wait behind another in a worker's memory."""
     options = f"-Q {queue} -n {queue}@%h --pool threads -c {num_threads} --without-gossip --without-mingle -l WARNING"
-    return (sys.executable, "-m", "celery", "-A", "gyre_web", "worker", *options.split())
+    return (sys.executable, "-m", "celery", "--quiet", "-A", "gyre_web", "worker", *options.split())
 
 
 def build_parts(*, host: str, port: int, num_rollouts: int = 32) -> tuple[Part, ...]:

@@ -22,7 +22,7 @@ from django.conf import settings
 
 from gyre_web.up.parts import Part, build_parts, part_environment
 from gyre_web.up.processes import die_with_parent, end_group, is_same_process, start_time
-from gyre_web.up.services import EmbeddedPostgres, EmbeddedValkey, service_directory
+from gyre_web.up.services import EmbeddedPostgres, EmbeddedValkey, ServiceError, service_directory
 
 RESTART_PAUSE_S = (0.2, 1.0, 3.0, 10.0)
 CALM_AFTER_S = 60.0
@@ -140,6 +140,7 @@ class Supervisor:
         """Until `stopping` is set: whoever dies is started again, after a pause that grows with its deaths."""
         due: dict[str, float] = {}
         while not self.stopping.wait(0.2):
+            self._watch_services()
             for name, running in list(self.running.items()):
                 code = running.process.poll()
                 if code is None:
@@ -154,6 +155,18 @@ class Supervisor:
                 elif time.monotonic() >= due[name]:
                     del due[name]
                     self._spawn(running.part, running.num_deaths)
+
+    def _watch_services(self) -> None:
+        """A database that died is started again on the same socket; its clients reconnect by themselves."""
+        for service in self._services:
+            if service.process is None or service.process.poll() is not None:
+                self.say("up", f"{type(service).__name__} has died; starting it again")
+                try:
+                    service.start()
+                except ServiceError as error:
+                    self.say("up", str(error))
+                    self.stopping.wait(1.0)
+                self._write_record()
 
     def stop(self) -> None:
         """Parts in reverse order, then what they had running for them, then the services."""

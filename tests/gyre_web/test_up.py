@@ -2,13 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
+import redis
 
 from gyre_web.up import supervisor as supervisor_module
 from gyre_web.up.doctor import Finding, as_json, examine
@@ -63,6 +67,47 @@ def test_a_part_that_is_killed_is_started_again_and_the_other_is_left_alone():
         assert group_members(first) == []
         assert system.running["two"].process.pid == other
         assert start_time(other) is not None
+
+
+@pytest.mark.usefixtures("sleepers")
+def test_services_that_are_killed_come_back_with_what_was_committed(monkeypatch):
+    directory = Path(tempfile.mkdtemp(prefix="gyre-test-services-", dir="/var/tmp"))
+    directory.chmod(0o755)
+    monkeypatch.setattr(supervisor_module, "service_directory", lambda _: directory)
+    monkeypatch.delenv("DATABASE_URL")
+    monkeypatch.delenv("REDIS_URL")
+    with running_system() as system:
+        url = system.urls["DATABASE_URL"]
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("create table kept as select 7 as number")
+        killed = [service.process.pid for service in system._services]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not {service.process.pid for service in system._services if service.process} & set(killed))
+        wait_for(lambda: can_read(url))
+        wait_for(lambda: can_ping(system.urls["REDIS_URL"]))
+
+
+@pytest.fixture(autouse=True)
+def no_directory_is_left():
+    yield
+    for path in Path("/var/tmp").glob("gyre-test-services-*"):
+        shutil.rmtree(path)
+
+
+def can_ping(url: str) -> bool:
+    try:
+        return bool(redis.Redis.from_url(url).ping())
+    except redis.ConnectionError:
+        return False
+
+
+def can_read(url: str) -> bool:
+    try:
+        with psycopg.connect(url) as connection:
+            return connection.execute("select number from kept").fetchone() == (7,)
+    except psycopg.OperationalError:
+        return False
 
 
 @pytest.mark.usefixtures("sleepers")
