@@ -105,6 +105,11 @@ class EngineSection(Section):
     )
     kv_cache_gb: float = Field(2.0, gt=0, description="Memory for keys and values.")
     max_running: int = Field(64, ge=1, description="Sequences in one engine step.")
+    max_context_tokens: int = Field(
+        2048, ge=16, description="Longest prompt plus answer the engine is started for; at most the model's context."
+    )
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cuda needs the `vllm` distribution.")
+    tensor_parallel: int = Field(1, ge=1, description="Devices one copy of the model is spread over (cuda).")
 
 
 class Evaluation(Section):

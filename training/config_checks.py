@@ -209,6 +209,12 @@ def _check_budgets(config: RunConfig) -> Iterator[FieldError]:
             message=f"An answer of {config.sampling.max_tokens} tokens leaves no room for a prompt.",
             remedy="Raise it above sampling.max_tokens.",
         )
+    if budgets.max_context_tokens > config.engine.max_context_tokens:
+        yield FieldError(
+            field="engine.max_context_tokens",
+            message=f"The engine would refuse contexts that a rollout may reach ({budgets.max_context_tokens}).",
+            remedy="Raise it to budgets.max_context_tokens, or lower that.",
+        )
     if budgets.wall_time_s > budgets.overall_time_s:
         yield FieldError(
             field="budgets.overall_time_s",

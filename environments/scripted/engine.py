@@ -12,6 +12,7 @@ Never: imports vLLM or torch. A token is a byte (environments.rendering.scripted
 import argparse
 import asyncio
 import json
+import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -273,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens-per-s", type=float, default=0.0)
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--version", default="0")
-    parser.add_argument("--api-key", default="")
+    parser.add_argument("--api-key", default=os.environ.get("GYRE_ENGINE_KEY", ""))
     parser.add_argument("--fail-after", type=int)
     given = parser.parse_args(arguments)
     engine = ScriptedEngine(

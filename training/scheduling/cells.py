@@ -106,12 +106,7 @@ class JobSender:
         from training.jobs import supervise_cell
 
         without = Q(lease_expires_at__isnull=True) | Q(lease_expires_at__lt=Now())
-        waiting = set(
-            Cell.objects.filter(without)
-            .exclude(role=Cell.Role.DOWN, wanted_role=Cell.Role.DOWN)
-            .exclude(role=Cell.Role.DOWN, attempt__ended_at=None)
-            .values_list("id", flat=True)
-        )
+        waiting = set(Cell.objects.filter(without).exclude(role=Cell.Role.DOWN).values_list("id", flat=True))
         self.sent = {cell: when for cell, when in self.sent.items() if cell in waiting}
         for cell_id in waiting:
             at, pause_s = self.sent.get(cell_id, (float("-inf"), RESEND_FIRST_S / 2))
