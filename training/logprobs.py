@@ -97,4 +97,5 @@ def token_logprobs(
     hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """logprobs_M and entropies_M, float32, of the distribution softmax(hidden weight' / temperature)."""
-    return ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, temperature)
+    logprobs_M, entropies_M = ChunkedLogprobs.apply(hidden_MH, weight_VH, targets_M, temperature)  # type: ignore[no-untyped-call]
+    return logprobs_M, entropies_M

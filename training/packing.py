@@ -36,7 +36,8 @@ class MicroBatch:
 
     ids_T, positions_T: [T] int64, padded at the end with id 0. lengths: of the segments, the padding being the last
     one where num_padding > 0. predict_M: place in T whose hidden state predicts the trained token. targets_M: its id.
-    behaviour_logprobs_M: the engine's, NaN where none. sample_M: number of its sample in the step.
+    behaviour_logprobs_M: the engine's, NaN where none. sample_M: number of its sample in the step. token_M: number of
+    the trained token in the step, counted through the samples in order (`token_numbers`).
     """
 
     ids_T: Tensor
@@ -47,18 +48,23 @@ class MicroBatch:
     targets_M: Tensor
     behaviour_logprobs_M: Tensor
     sample_M: Tensor
+    token_M: Tensor
 
     @property
     def num_tokens(self) -> int:
         return len(self.ids_T) - self.num_padding
 
 
-def build_micro_batches(samples: Sequence[Sample], *, budget_tokens: int) -> list[MicroBatch]:
+def build_micro_batches(
+    samples: Sequence[Sample], *, budget_tokens: int, wanted: Sequence[int] | None = None
+) -> list[MicroBatch]:
     """First fit, longest first. A sample longer than the budget has a micro-batch of its own.
 
-    A sample without a trained token is left out: it would cost a forward pass and give nothing.
+    wanted: numbers of the samples to take; None: all. One without a trained token is left out in any case: it would
+    cost a forward pass and give nothing.
     """
-    numbers = [number for number, sample in enumerate(samples) if sample.num_trained]
+    candidates = range(len(samples)) if wanted is None else wanted
+    numbers = [number for number in candidates if samples[number].num_trained]
     numbers.sort(key=lambda number: (-samples[number].num_tokens, number))
     bins: list[list[int]] = []
     room: list[int] = []
@@ -85,6 +91,10 @@ def build_micro_batch(samples: Sequence[Sample], numbers: Sequence[int], *, mult
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     places = [start + np.flatnonzero(sample.loss_mask) for start, sample in zip(starts, chosen, strict=True)]
     place_M = np.concatenate(places)
+    counts = [len(place) for place in places]
+    firsts = np.cumsum([0, *(sample.num_trained for sample in samples)])
+    numbers_M = np.repeat(np.asarray(numbers, dtype=np.int64), counts)
+    token_M = np.concatenate([firsts[number] + np.arange(count) for number, count in zip(numbers, counts, strict=True)])
     behaviour = np.concatenate([sample.behaviour_logprobs[sample.loss_mask] for sample in chosen])
     return MicroBatch(
         ids_T=torch.from_numpy(ids),
@@ -94,7 +104,8 @@ def build_micro_batch(samples: Sequence[Sample], numbers: Sequence[int], *, mult
         predict_M=torch.from_numpy(place_M - 1),
         targets_M=torch.from_numpy(ids[place_M]),
         behaviour_logprobs_M=torch.from_numpy(behaviour),
-        sample_M=torch.from_numpy(np.repeat(np.asarray(numbers, dtype=np.int64), [len(place) for place in places])),
+        sample_M=torch.from_numpy(numbers_M),
+        token_M=torch.from_numpy(token_M),
     )
 
 
@@ -122,8 +133,8 @@ def segment_attention(
     """
     lengths = list(segment_lengths) or [query.shape[2]]
     grouped = query.shape[1] != key.shape[1]
-    parts = []
-    for q, k, v in zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True):
+    parts: list[Tensor] = []
+    for q, k, v in zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query, key, value)), strict=True):
         if num_padding and len(parts) == len(lengths) - 1:
             parts.append(torch.zeros_like(q))
             continue

@@ -1,0 +1,149 @@
+"""Weights out: a Hugging Face directory for engines and for people, with where it came from.
+
+From:  a trainer (a new version), or a version's directory (`manage.py export`).
+To:    engines load it; `save_version` and `export_version` write it.
+Holds: `lm_head.weight` is always there: an engine that reloads a file without it keeps its stale output matrix and
+       says nothing (tied embeddings); safetensors only; complete or absent.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training.checkpoints import write_directory
+from training.models import Attempt, Version
+from training.trainer import Trainer
+
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "generation_config.json",
+    "added_tokens.json", "spiece.model", "preprocessor_config.json",
+)  # fmt: skip
+
+
+def save_version(
+    trainer: Trainer, path: Path, *, source: str, provenance: dict[str, Any], precision: str = "bf16"
+) -> int:
+    """Write the trainer's weights. source: the base model, whose tokenizer files go along. returns bytes."""
+
+    def write(directory: Path) -> None:
+        dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+        trainer.language_model.core.config.save_pretrained(directory)
+        save_file(hugging_face_state(trainer, dtype), directory / "model.safetensors", metadata={"format": "pt"})
+        set_dtype(directory / "config.json", "float32" if precision == "fp32" else "bfloat16")
+        copy_companions(source, directory)
+        (directory / "gyre.json").write_text(json.dumps(provenance, indent=1, default=str))
+
+    return write_directory(path, write)
+
+
+def hugging_face_state(trainer: Trainer, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every tensor by its Hugging Face name, an adapter merged, the output matrix written even where it is tied."""
+    module = trainer.language_model.module
+    state = {**module.state_dict(), **trainer.masters.state()}
+    core = trainer.language_model.core
+    head = core.get_output_embeddings().weight
+    names = [name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter is head]
+    output = state[next((name for name in names if name in trainer.masters.masters), names[0])]
+    if hasattr(module, "get_base_model"):
+        state = merged_state(module, state)
+    state["lm_head.weight"] = output
+    return {name: as_file_tensor(tensor, dtype) for name, tensor in state.items()}
+
+
+def as_file_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of its own on the CPU: safetensors refuses tensors that share memory."""
+    return tensor.detach().to("cpu", dtype).clone(memory_format=torch.contiguous_format)
+
+
+def merged_state(module: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """LoRA: base + B A scaled, under the base model's names."""
+    merged = {}
+    for name, tensor in state.items():
+        if "lora_" in name:
+            continue
+        plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        if ".base_layer." in name:
+            stem = name.split(".base_layer.")[0]
+            low, high = state.get(f"{stem}.lora_A.default.weight"), state.get(f"{stem}.lora_B.default.weight")
+            if low is not None and high is not None and name.endswith("weight"):
+                scaling = module.get_submodule(stem).scaling["default"]
+                tensor = tensor.float() + (high.float() @ low.float()) * scaling
+        merged[plain] = tensor
+    return merged
+
+
+def set_dtype(path: Path, name: str) -> None:
+    config = json.loads(path.read_text())
+    config.pop("quantization_config", None)
+    config.pop("torch_dtype", None)
+    config["dtype"] = name
+    path.write_text(json.dumps(config, indent=2))
+
+
+def copy_companions(source: str, directory: Path) -> None:
+    """Tokenizer files beside the weights. From a hub name they are loaded and saved, which is the same files."""
+    folder = Path(source)
+    if not folder.is_dir():
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(source).save_pretrained(directory)
+        return
+    for pattern in COMPANIONS:
+        for file in folder.glob(pattern):
+            shutil.copy(file, directory / file.name)
+
+
+class ExportError(Exception):
+    """Boundary: storage. What is missing, and what to do."""
+
+
+def find_version(name: str) -> Version:
+    """name: <run name>/<attempt number>/<version number>; a run's name may contain slashes."""
+    parts = name.rsplit("/", 2)
+    if len(parts) != 3 or not parts[1].isdigit() or not parts[2].lstrip("-").isdigit():
+        raise ExportError(f"{name!r} does not name a version; write RUN/ATTEMPT/VERSION, for example demo/1/9")
+    run, attempt, number = parts[0], int(parts[1]), int(parts[2])
+    version = Version.objects.filter(attempt__run__name=run, attempt__number=attempt, number=number).first()
+    if version is None:
+        known = Version.objects.filter(attempt__run__name=run, attempt__number=attempt).exclude(path="")
+        numbers = ", ".join(str(each.number) for each in known) or "none"
+        raise ExportError(
+            f"there is no version {number} in attempt {attempt} of run {run!r}; versions on disk: {numbers}"
+        )
+    if not version.path or not Path(version.path).is_dir():
+        raise ExportError(f"version {name} was removed by retention; pin a version to keep it")
+    return version
+
+
+def export_version(version: Version, destination: Path) -> int:
+    """Copy a version, complete or not at all. returns bytes."""
+    if destination.exists() and any(destination.iterdir()):
+        raise ExportError(f"{destination} is not empty; name a new directory")
+
+    def write(directory: Path) -> None:
+        shutil.copytree(version.path, directory, dirs_exist_ok=True)
+        (directory / "gyre.json").write_text(json.dumps(version_provenance(version), indent=1, default=str))
+
+    return write_directory(destination, write)
+
+
+def version_provenance(version: Version) -> dict[str, Any]:
+    return {**build_provenance_of(version.attempt), "version": version.number, "step": version.step,
+            "published_at": version.published_at, "evaluation": version.evaluation}  # fmt: skip
+
+
+def build_provenance_of(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "made_by": "gyre",
+        "run": attempt.run.name,
+        "attempt": attempt.number,
+        "attempt_id": str(attempt.id),
+        "model": attempt.config.get("model", {}),
+        "config": attempt.config,
+        "software": attempt.provenance,
+    }

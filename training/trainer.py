@@ -1,0 +1,316 @@
+"""One optimizer step after another on a Hugging Face causal LM: supervised or policy loss.
+
+From:  samples with advantages (training.policy_batch, training.warm_start).
+To:    reports with metrics and per-token logprobs; weights (training.export), state (training.checkpoints).
+Holds: all micro-batches of a step read one version of the weights; sums are divided once; a step that is not finite
+       changes nothing; memory is bounded by `micro_batch_tokens` (and the longest sample).
+Never: reads rows, writes files.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from training.causal_lm import CausalLM, load_causal_lm
+from training.config import Objective, Optimization
+from training.corrections import build_correction, measure_mismatch, old_logprobs
+from training.master_weights import MasterWeights
+from training.memory import peak_bytes, release_free_memory
+from training.objectives import (
+    POLICY_LOSSES,
+    Aggregation,
+    Clip,
+    Tokens,
+    build_aggregation,
+    kl_penalty,
+    supervised,
+)
+from training.packing import MicroBatch, build_micro_batches, token_numbers
+from training.selection import Sample
+
+
+class TrainerError(Exception):
+    """Boundary: trainer. The step was not applied; a retry with the same data fails again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRollout:
+    """The samples of one rollout, all with its advantage."""
+
+    samples: tuple[Sample, ...]
+    advantage: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """metrics: by keys of training.metrics. trainer_logprobs: an array a sample over its trained tokens, NaN where the
+    sample took no part (a policy step leaves out rollouts without gradient)."""
+
+    metrics: dict[str, float]
+    trainer_logprobs: list[npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyTerms:
+    """What the policy loss of a step needs beside its tokens."""
+
+    objective: Objective
+    temperature: float
+    constant_length: int
+
+
+@dataclass
+class Sums:
+    """Over the micro-batches of a step, of quantities of each trained token."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    ratio: float = 0.0
+    ratio_max: float = 0.0
+    weight: float = 0.0
+    masked: int = 0
+    kl: float = 0.0
+
+
+def never() -> bool:
+    return False
+
+
+@dataclass
+class Trainer:
+    """A model on one device with its optimizer. `load` makes one."""
+
+    language_model: CausalLM
+    masters: MasterWeights
+    optimizer: torch.optim.AdamW
+    settings: Optimization
+    reference_path: Path | None = None
+    should_stop: Callable[[], bool] = never
+    on_micro_batch: Callable[[int, int], None] = field(default=lambda done, total: None)
+    _reference: CausalLM | None = None
+
+    @classmethod
+    def load(cls, path: Path | str, *, settings: Optimization, seed: int) -> "Trainer":
+        """path: Hugging Face directory or hub name. seed: of an adapter's initial weights and dropout."""
+        torch.manual_seed(seed)
+        language_model = load_causal_lm(path, settings=settings)
+        masters = MasterWeights(language_model.module, precision=settings.precision)
+        trainer = cls(
+            language_model=language_model,
+            masters=masters,
+            optimizer=build_optimizer(masters, settings),
+            settings=settings,
+        )
+        release_free_memory()
+        return trainer
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments: the online phase starts with none of the warm start's."""
+        self.optimizer = build_optimizer(self.masters, self.settings)
+
+    def supervised_step(self, samples: Sequence[Sample], *, learning_rate: float) -> StepReport:
+        """Cross entropy, mean over the trained tokens of the batch."""
+        started = time.monotonic()
+        numbers_T = token_numbers(samples)
+        logprobs_T = torch.full((len(numbers_T),), math.nan)
+        sums = Sums()
+        batches = build_micro_batches(samples, budget_tokens=self.settings.micro_batch_tokens)
+        for place, batch in enumerate(batches):
+            self._between(place, len(batches))
+            logprobs_M, entropies_M = self.language_model.token_logprobs(batch, temperature=1.0)
+            loss = supervised(logprobs_M).sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            logprobs_T[batch.token_M] = logprobs_M.detach().cpu()
+            sums.loss += float(loss.detach())
+            sums.entropy += float(entropies_M.detach().sum())
+            sums.tokens += len(batch.targets_M)
+            del loss, logprobs_M, entropies_M
+        norm = self._apply(denominator=max(sums.tokens, 1), learning_rate=learning_rate)
+        metrics = {
+            "loss": sums.loss / max(sums.tokens, 1),
+            "entropy": sums.entropy / max(sums.tokens, 1),
+            "grad_norm": norm,
+            "learning_rate": learning_rate,
+            **throughput(batches, started),
+        }
+        return StepReport(metrics=metrics, trainer_logprobs=by_sample(logprobs_T, samples))
+
+    def policy_step(self, rollouts: Sequence[TrainRollout], *, terms: PolicyTerms, learning_rate: float) -> StepReport:
+        """One update. Rollouts whose loss has no gradient (advantage 0, nothing else in the loss) count in the
+        denominators and are not computed."""
+        started = time.monotonic()
+        objective = terms.objective
+        samples = [sample for rollout in rollouts for sample in rollout.samples]
+        numbers_T = token_numbers(samples)
+        owners = torch.tensor([place for place, rollout in enumerate(rollouts) for _ in rollout.samples])
+        advantage_S = torch.tensor([rollout.advantage for rollout in rollouts for _ in rollout.samples])
+        all_matter = objective.kl_coefficient > 0 or objective.entropy_coefficient > 0
+        wanted = [number for number in range(len(samples)) if all_matter or advantage_S[number] != 0]
+        batches = build_micro_batches(samples, budget_tokens=self.settings.micro_batch_tokens, wanted=wanted)
+        keep_T = self._kept_tokens(batches, len(numbers_T), terms)
+        aggregation = aggregate(numbers_T, owners, keep_T, terms)
+
+        logprobs_T = torch.full((len(numbers_T),), math.nan)
+        behaviour_T = torch.full((len(numbers_T),), math.nan)
+        sums = Sums(masked=int((~keep_T).sum()))
+        for place, batch in enumerate(batches):
+            self._between(place, len(batches))
+            logprobs_M = self._policy_micro_step(batch, aggregation, advantage_S, terms, sums)
+            logprobs_T[batch.token_M] = logprobs_M
+            behaviour_T[batch.token_M] = batch.behaviour_logprobs_M
+        norm = self._apply(denominator=aggregation.denominator, learning_rate=learning_rate) if batches else 0.0
+        done_T = ~logprobs_T.isnan()
+        mismatch = measure_mismatch(logprobs_T[done_T], behaviour_T[done_T])
+        count = max(sums.tokens, 1)
+        metrics = {
+            "loss": sums.loss / aggregation.denominator,
+            "entropy": sums.entropy / count,
+            "kl": sums.kl / count,
+            "clip_fraction": sums.clipped / count,
+            "ratio_mean": sums.ratio / count,
+            "ratio_max": sums.ratio_max,
+            "correction_weight": sums.weight / count,
+            "masked_fraction": sums.masked / max(len(numbers_T), 1),
+            "mismatch_mean": mismatch.mean,
+            "mismatch_max": mismatch.max,
+            "mismatch_kl": mismatch.kl,
+            "grad_norm": norm,
+            "learning_rate": learning_rate,
+            "trained_tokens": float(len(numbers_T)),
+            **throughput(batches, started),
+        }
+        return StepReport(metrics=metrics, trainer_logprobs=by_sample(logprobs_T, samples))
+
+    def _policy_micro_step(
+        self, batch: MicroBatch, aggregation: Aggregation, advantage_S: Tensor, terms: PolicyTerms, sums: Sums
+    ) -> Tensor:
+        """Backward of one micro-batch's share of the loss. returns its logprobs_M without gradient."""
+        objective = terms.objective
+        logprobs_M, entropies_M = self.language_model.token_logprobs(batch, temperature=terms.temperature)
+        device = logprobs_M.device
+        behaviour_M, proximal_M = batch.behaviour_logprobs_M.to(device), logprobs_M.detach()
+        correction = build_correction(
+            objective.correction, proximal_T=proximal_M, behaviour_T=behaviour_M, cap=objective.tis_cap
+        )
+        tokens = Tokens(
+            trainer_logprobs_T=logprobs_M,
+            old_logprobs_T=old_logprobs(objective.correction, proximal_T=proximal_M, behaviour_T=behaviour_M),
+            advantages_T=advantage_S[batch.sample_M].to(device),
+            sequence_T=batch.sample_M.to(device),
+        )
+        clip = Clip(low=objective.clip_low, high=objective.clip_high)
+        result = POLICY_LOSSES[objective.policy_loss](tokens, clip)
+        weights_M = aggregation.weights_T[batch.token_M].to(device)
+        losses_M = result.losses_T * correction.weights_T
+        if objective.kl_coefficient:
+            kl_M = self._kl(batch, logprobs_M, terms)
+            losses_M = losses_M + objective.kl_coefficient * kl_M
+            sums.kl += float(kl_M.detach().sum())
+        if objective.entropy_coefficient:
+            losses_M = losses_M - objective.entropy_coefficient * entropies_M
+        loss = (losses_M * weights_M).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        ratio_M = torch.exp(proximal_M - behaviour_M)
+        sums.loss += float(loss.detach())
+        sums.tokens += len(batch.targets_M)
+        sums.entropy += float(entropies_M.detach().sum())
+        sums.clipped += float(result.clipped_T.sum())
+        sums.ratio += float(ratio_M.sum())
+        sums.ratio_max = max(sums.ratio_max, float(ratio_M.max()))
+        sums.weight += float(correction.weights_T.sum())
+        return proximal_M.cpu()
+
+    @torch.no_grad()
+    def _kept_tokens(self, batches: Sequence[MicroBatch], num_tokens: int, terms: PolicyTerms) -> Tensor:
+        """[tokens of the step] bool: what a masking correction leaves. It must be known before the first backward,
+        because masked tokens leave the denominators; so IcePop pays one more forward pass."""
+        keep_T = torch.ones(num_tokens, dtype=torch.bool)
+        if terms.objective.correction != "icepop":
+            return keep_T
+        for batch in batches:
+            logprobs_M, _ = self.language_model.token_logprobs(batch, temperature=terms.temperature)
+            correction = build_correction(
+                "icepop", proximal_T=logprobs_M.cpu(), behaviour_T=batch.behaviour_logprobs_M, cap=0.0
+            )
+            keep_T[batch.token_M] = correction.keep_T
+        return keep_T
+
+    def _kl(self, batch: MicroBatch, logprobs_M: Tensor, terms: PolicyTerms) -> Tensor:
+        """KL to the reference model, which is loaded when the first step needs it."""
+        if self._reference is None:
+            if self.reference_path is None:
+                raise TrainerError("a KL coefficient needs the starting model, and no reference path was given")
+            frozen = self.settings.model_copy(update={"adapter": "none"})
+            self._reference = load_causal_lm(self.reference_path, settings=frozen)
+            self._reference.freeze(precision=self.settings.precision)
+        with torch.no_grad():
+            reference_M, _ = self._reference.token_logprobs(batch, temperature=terms.temperature)
+        return kl_penalty(terms.objective.kl_estimator, trainer_logprobs_T=logprobs_M, reference_logprobs_T=reference_M)
+
+    def _between(self, done: int, total: int) -> None:
+        """Before each micro-batch: where a stop may interrupt."""
+        if self.should_stop():
+            self.masters.drop_gradients()
+            raise InterruptedError("the trainer was asked to stop in the middle of a step")
+        self.on_micro_batch(done, total)
+
+    def _apply(self, *, denominator: float, learning_rate: float) -> float:
+        norm = self.masters.scale_and_clip(denominator=denominator, max_norm=self.settings.max_grad_norm)
+        if not math.isfinite(norm):
+            self.masters.drop_gradients()
+            raise TrainerError(
+                f"the gradient is not finite (norm {norm}); nothing was changed. Lower the learning rate, or train in fp32"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.masters.drop_gradients()
+        self.masters.publish_to_copies()
+        return norm
+
+
+def build_optimizer(masters: MasterWeights, settings: Optimization) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        list(masters), lr=settings.learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.999), fused=True
+    )
+
+
+def aggregate(numbers_T: Tensor, owners_S: Tensor, keep_T: Tensor, terms: PolicyTerms) -> Aggregation:
+    """Weights over all trained tokens of the step, 0 where masked."""
+    kept = numbers_T[keep_T]
+    owner_T = owners_S[kept] if len(kept) else kept
+    aggregation = build_aggregation(
+        terms.objective.aggregation,
+        sequence_T=kept,
+        rollout_T=owner_T,
+        num_rollouts=len(torch.unique(owner_T)),
+        constant_length=terms.constant_length,
+    )
+    weights_T = torch.zeros(len(numbers_T))
+    weights_T[keep_T] = aggregation.weights_T
+    return Aggregation(weights_T=weights_T, denominator=aggregation.denominator)
+
+
+def by_sample(values_T: Tensor, samples: Sequence[Sample]) -> list[npt.NDArray[np.float32]]:
+    parts = torch.split(values_T, [sample.num_trained for sample in samples]) if samples else ()
+    return [part.numpy().astype(np.float32) for part in parts]
+
+
+def throughput(batches: Sequence[MicroBatch], started: float) -> dict[str, float]:
+    seconds = time.monotonic() - started
+    tokens = sum(batch.num_tokens for batch in batches)
+    return {
+        "train_s": seconds,
+        "computed_tokens": float(tokens),
+        "train_tokens_per_s": tokens / max(seconds, 1e-9),
+        "peak_memory_bytes": float(peak_bytes()),
+    }
