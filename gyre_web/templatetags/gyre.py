@@ -3,9 +3,11 @@
 Holds: whatever came from outside is escaped; nothing here emits inline style or script.
 """
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 import orjson
 from django import template
@@ -32,8 +34,13 @@ def status(state: str, word: str = "") -> SafeString:
         glyph.tone,
         live,
         svg,
-        word or str(state).replace("_", " "),
+        sentence(word or str(state).replace("_", " ")),
     )
+
+
+def sentence(word: str) -> str:
+    """With a capital first letter, the rest as it is."""
+    return word[:1].upper() + word[1:]
 
 
 @register.simple_tag
@@ -194,3 +201,90 @@ def query(context: dict[str, Any], **changes: Any) -> str:
 @register.filter
 def split_words(text: str) -> list[str]:
     return text.split()
+
+
+@register.filter
+def config_value(value: Any) -> str:
+    """A config value for people: lists by commas, none as a word."""
+    from gyre_web.runs.form_views import show_value
+
+    return show_value(value)
+
+
+@register.simple_tag
+def event_glyph(level: str) -> SafeString:
+    """The sign of an event's level, with the level as a word for screen readers."""
+    svg = mark_safe(SHAPES[glyph_of(level).shape])  # our own constant
+    return format_html(
+        '<svg viewBox="0 0 12 12" aria-hidden="true">{}</svg><span class="visually-hidden">{}</span>', svg, level
+    )
+
+
+@register.filter
+def signed(number: float) -> str:
+    """+0.71, −0.29, 0.00: with a real minus sign."""
+    return f"{number:+.2f}".replace("-", "−").replace("+0.00", "0.00").replace("−0.00", "0.00")
+
+
+@register.simple_tag
+def reward_square(reward: float) -> SafeString:
+    """A square in the colour of the reward scale, filled from below to its height."""
+    share = min(1.0, max(0.0, reward))
+    return format_html(
+        '<svg width="8" height="12" aria-hidden="true"><rect class="r0" width="8" height="12" rx="1"/>'
+        '<rect class="r{}" y="{}" width="8" height="{}" rx="1"/></svg>',
+        round(5 * share),
+        round(12 * (1 - share), 1),
+        round(12 * share, 1),
+    )
+
+
+@register.filter
+def urlencode_query(query: dict[str, Any]) -> str:
+    return urlencode(query)
+
+
+@register.filter
+def compact_json(value: Any) -> str:
+    """One line of JSON, as people read it: `{"wanted": "pause"}`."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+@register.simple_tag
+def rate_bar(passed: int, scored: int) -> SafeString:
+    """A share as number and bar."""
+    share = passed / scored if scored else 0.0
+    return format_html(
+        '<span class="rate-bar"><span>{} %</span><svg width="48" height="6" aria-hidden="true">'
+        '<rect class="r0" width="48" height="6" rx="1"/><rect class="r4" width="{}" height="6" rx="1"/></svg></span>',
+        round(100 * share),
+        round(48 * share, 1),
+    )
+
+
+@register.filter
+def size(num_bytes: float | None) -> str:
+    """1,614,000,000 -> 1.6 GB."""
+    if num_bytes is None:
+        return "–"
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= limit:
+            return f"{num_bytes / limit:.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+@register.filter
+def times(number: float | None, factor: float) -> float | None:
+    return None if number is None else number * factor
+
+
+@register.simple_tag
+def gauge(share: float) -> SafeString:
+    """A share, 0 to 1, as a bar with its number."""
+    share = min(1.0, max(0.0, share))
+    return format_html(
+        '<span class="gauge"><svg width="64" height="6" aria-hidden="true"><rect class="gauge-ground" width="64"'
+        ' height="6" rx="1"/><rect class="gauge-fill" width="{}" height="6" rx="1"/></svg><span>{} %</span></span>',
+        round(64 * share, 1),
+        round(100 * share),
+    )

@@ -1,0 +1,242 @@
+"""Read one run for its page: where it stands, its tiles, strip, groups, events and config.
+
+Holds: a bounded number of queries, whatever the number of rollouts.
+Never: writes.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Count, Max, Q
+from django.http import Http404
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+
+from environments.models import Engine, Outcome, Rollout
+from gyre_web.runs import metric_keys
+from gyre_web.runs.selectors import load_idle_shares
+from gyre_web.runs.strip import WINDOWS, Strip, build_strip
+from training.config import RunConfig
+from training.models import Attempt, Cell, Group, Member, Metric, Run, RunEvent, Version
+from training.services import config_to_toml, differences
+
+FAILED_OUTCOMES = (
+    Outcome.SANDBOX_FAILED,
+    Outcome.IMAGE_UNAVAILABLE,
+    Outcome.VERIFIER_ERROR,
+    Outcome.LOST,
+    Outcome.OVERALL_TIMEOUT,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One figure: value as text, what it means, its raw key, and a note below."""
+
+    label: str
+    value: str
+    unit: str = ""
+    note: str = ""
+    meaning: str = ""
+    key: str = ""
+    tone: str = ""
+
+
+def access_run(run_id: UUID, number: str = "") -> tuple[Run, Attempt, list[Attempt]]:
+    """The run, the attempt that is shown (the latest unless `number` says), and all its attempts. Raises Http404."""
+    run = get_object_or_404(Run.objects.select_related("owner", "cloned_from"), pk=run_id)
+    attempts = list(run.attempts.order_by("-number"))
+    if not attempts:
+        raise Http404("This run has no attempt.")
+    shown = next((attempt for attempt in attempts if str(attempt.number) == number), attempts[0])
+    return run, shown, attempts
+
+
+def build_tiles(attempt: Attempt) -> list[Tile]:
+    series = load_series(attempt)
+    counts = count_rollouts(attempt)
+    return [
+        reward_tile(series.get(metric_keys.REWARD, [])),
+        pass_tile(series.get(metric_keys.PASS_RATE, []), counts),
+        no_signal_tile(attempt),
+        error_tile(counts),
+        staleness_tile(attempt),
+        speed_tile(attempt, series.get(metric_keys.TOKENS_PER_S, [])),
+        idle_tile(attempt),
+    ]
+
+
+def load_series(attempt: Attempt) -> dict[str, list[float]]:
+    keys = (metric_keys.REWARD, metric_keys.PASS_RATE, metric_keys.TOKENS_PER_S)
+    found: dict[str, list[float]] = {}
+    rows = Metric.objects.filter(attempt=attempt, kind="policy", key__in=keys).order_by("step")
+    for key, value in rows.values_list("key", "value"):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def count_rollouts(attempt: Attempt) -> dict[str, int]:
+    """Of the attempt's training rollouts: ended, scored, passed, failed on our side, going on."""
+    ended = Q(rollout__state=Rollout.State.ENDED)
+    found = Member.objects.filter(group__attempt=attempt).aggregate(
+        ended=Count("pk", filter=ended),
+        scored=Count("pk", filter=ended & Q(rollout__reward__isnull=False)),
+        passed=Count("pk", filter=ended & Q(rollout__reward__gte=1.0)),
+        failed=Count("pk", filter=ended & Q(rollout__outcome__in=FAILED_OUTCOMES)),
+        live=Count("pk", filter=~ended),
+    )
+    return {key: int(value) for key, value in found.items()}
+
+
+def reward_tile(values: list[float]) -> Tile:
+    meaning = "Mean reward of the rollouts that the last step trained on, as judged."
+    if not values:
+        return Tile(label="Reward", value="–", note="after the first step", meaning=meaning, key=metric_keys.REWARD)
+    change = values[-1] - values[0]
+    arrow = "▲" if change > 0 else "▼" if change < 0 else "="
+    note = f"{arrow} {abs(change):.2f} since step 1" if len(values) > 1 else "step 1"
+    return Tile(label="Reward", value=f"{values[-1]:.2f}", note=note, meaning=meaning, key=metric_keys.REWARD)
+
+
+def pass_tile(values: list[float], counts: dict[str, int]) -> Tile:
+    meaning = "Share of the last step's scored rollouts with the full reward."
+    overall = counts["passed"] / counts["scored"] if counts["scored"] else None
+    value = values[-1] if values else overall
+    return Tile(
+        label="Pass rate",
+        value="–" if value is None else f"{100 * value:.0f}",
+        unit="" if value is None else "%",
+        note="no rollout scored yet" if overall is None else f"{100 * overall:.0f} % of {counts['scored']:,} in all",
+        meaning=meaning,
+        key=metric_keys.PASS_RATE,
+    )
+
+
+def no_signal_tile(attempt: Attempt) -> Tile:
+    eaten = Group.objects.filter(attempt=attempt, state=Group.State.EATEN)
+    found = eaten.aggregate(all=Count("pk"), none=Count("pk", filter=Q(no_signal=True)))
+    share = found["none"] / found["all"] if found["all"] else None
+    return Tile(
+        label="No signal",
+        value="–" if share is None else f"{100 * share:.0f}",
+        unit="" if share is None else "%",
+        note=f"{found['none']} of {found['all']} groups" if share is not None else "no group eaten yet",
+        meaning="Share of the groups eaten so far whose rewards are all equal: they teach nothing.",
+        key=metric_keys.NO_SIGNAL,
+    )
+
+
+def error_tile(counts: dict[str, int]) -> Tile:
+    share = counts["failed"] / counts["ended"] if counts["ended"] else None
+    return Tile(
+        label="Errors",
+        value="–" if share is None else f"{100 * share:.1f}",
+        unit="" if share is None else "%",
+        note="no rollout ended yet" if share is None else f"{counts['failed']} of {counts['ended']:,} rollouts",
+        meaning="Share of ended rollouts that our side failed (sandbox, verifier, lost): never scored, never a zero.",
+        key="rollout.outcome",
+        tone="bad" if share is not None and share > 0.1 else "",
+    )
+
+
+def staleness_tile(attempt: Attempt) -> Tile:
+    found = Member.objects.filter(group__attempt=attempt, staleness__isnull=False).aggregate(
+        oldest=Max("staleness"), version=Max("rollout__newest_version")
+    )
+    allowed = attempt.config.get("schedule", {}).get("staleness", 0)
+    return Tile(
+        label="Staleness",
+        value="–" if found["oldest"] is None else str(found["oldest"]),
+        unit="" if found["oldest"] is None else "versions",
+        note=f"dispatch may run {allowed} ahead",
+        meaning="The oldest rollout trained so far: version in training minus its oldest sampling version.",
+        key=metric_keys.STALENESS,
+    )
+
+
+def speed_tile(attempt: Attempt, values: list[float]) -> Tile:
+    engines = list(Engine.objects.filter(pool=attempt.pool, state=Engine.State.SERVING))
+    now = sum(engine.tokens_per_s for engine in engines)
+    value = now if engines else (values[-1] if values else None)
+    note = (
+        f"{len(engines)} engine{'s' if len(engines) != 1 else ''} serving"
+        if engines
+        else "last step"
+        if values
+        else "no engine"
+    )
+    return Tile(
+        label="Sampling",
+        value="–" if value is None else f"{value:,.0f}",
+        unit="" if value is None else "tokens/s",
+        note=note,
+        meaning="Tokens that the engines sample a second, now; when none serves, the mean of the last step.",
+        key=metric_keys.TOKENS_PER_S,
+    )
+
+
+def idle_tile(attempt: Attempt) -> Tile:
+    share = load_idle_shares([attempt]).get(attempt.pk)
+    return Tile(
+        label="Idle",
+        value="–" if share is None else f"{100 * share:.0f}",
+        unit="" if share is None else "%",
+        note="of the cells' time",
+        meaning="Share of the cells' time in which they neither served nor trained.",
+        key="Cell.history",
+    )
+
+
+def load_strip(attempt: Attempt, window: str) -> Strip | None:
+    """None while no cell has done anything."""
+    cells = [cell for cell in Cell.objects.filter(attempt=attempt).order_by("index") if cell.history]
+    if not cells:
+        return None
+    end = attempt.ended_at or timezone.now()
+    first = min(datetime.fromisoformat(cell.history[0][0]) for cell in cells)
+    span = WINDOWS.get(window)
+    start = first if span is None else max(first, end - span)
+    published = Version.objects.filter(attempt=attempt, published_at__isnull=False)
+    marks = [(number, at) for number, at in published.values_list("number", "published_at") if at is not None]
+    return build_strip(cells=cells, published=marks, start=start, end=max(end, start + timedelta(seconds=10)))
+
+
+def load_events(attempt: Attempt, limit: int = 40) -> list[RunEvent]:
+    return list(RunEvent.objects.filter(attempt=attempt).order_by("-id")[:limit])
+
+
+def load_versions(attempt: Attempt) -> list[Version]:
+    return list(Version.objects.filter(attempt=attempt).order_by("-number"))
+
+
+def load_chart_data(attempt: Attempt) -> dict[str, Any]:
+    """All charted series of an attempt: {"charts": [{id, title, ..., series: [{name, key, x, y}]}], "step": n}."""
+    keys = {series.key for chart in metric_keys.CHARTS for series in chart.series}
+    points: dict[str, tuple[list[int], list[float]]] = {key: ([], []) for key in keys}
+    rows = Metric.objects.filter(attempt=attempt, kind="policy", key__in=keys).order_by("step")
+    for key, step, value in rows.values_list("key", "step", "value"):
+        points[key][0].append(step)
+        points[key][1].append(value)
+    charts = []
+    for chart in metric_keys.CHARTS:
+        series = [
+            {"name": line.name, "key": line.key, "band": line.band, "x": points[line.key][0], "y": points[line.key][1]}
+            for line in chart.series
+            if points[line.key][0]
+        ]
+        charts.append({"id": chart.id, "unit": chart.unit, "stacked": chart.stacked, "series": series})
+    return {"step": attempt.step, "charts": charts}
+
+
+def describe_config(attempt: Attempt, attempts: list[Attempt]) -> dict[str, Any]:
+    """The attempt's config as TOML, against the defaults and against the attempt before it."""
+    config = RunConfig.model_validate(attempt.config)
+    before = next((other for other in attempts if other.number == attempt.number - 1), None)
+    return {
+        "toml": config_to_toml(config),
+        "differences": differences(config),
+        "before": before,
+        "before_differences": differences(config, RunConfig.model_validate(before.config)) if before else [],
+    }
