@@ -26,10 +26,11 @@ PYTHON = "/gyre/venv/bin/python"
 FIRST_UID = 1_900_000_000
 NUM_UIDS = 200_000_000
 """Above every range that containers and subordinate ids use, below 2^31."""
+RELAY_UID = FIRST_UID - 1
 
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
 WRITABLE = {"work": "/work", "home": "/home/agent", "tmp": "/tmp", "logs": "/logs", "run": "/gyre/run"}
-RESERVED = ("/work", "/home", "/tmp", "/logs", "/gyre", "/proc", "/dev", "/etc", "/tests")
+RESERVED = ("/work", "/home/agent", "/tmp", "/logs", "/gyre", "/proc", "/dev", "/etc", "/tests")
 FORBIDDEN_TARGETS = ("/work", "/home", "/tmp", "/logs", "/proc", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib")
 ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC = [
@@ -91,8 +92,6 @@ def namespaces(identity: Identity) -> list[str]:
 
 def system_mounts() -> list[str]:
     words = ["--ro-bind", "/usr", "/usr"]
-    for directory in ("/etc/x", "/home/x", "/gyre/bin/x"):
-        words += open_parents(directory)
     for name in ROOT_LINKS:
         path = f"/{name}"
         if os.path.islink(path):
@@ -106,22 +105,31 @@ def system_mounts() -> list[str]:
     return words
 
 
-def open_parents(path: str) -> list[str]:
-    """The directories above a mount point, readable by all: bubblewrap alone would make them for root only."""
-    words: list[str] = []
-    for parent in [*reversed(Path(path).parents)][1:]:
-        words += ["--perms", "0755", "--dir", str(parent)]
-    return words
-
-
 def python_mounts() -> list[str]:
     """The interpreter where it was installed, and its environment at /gyre/venv (and where it is, unless in our way)."""
-    base, prefix = os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)
+    prefix = os.path.realpath(sys.prefix)
     words = ["--ro-bind", prefix, "/gyre/venv"]
-    for path in dict.fromkeys((base, prefix)):
-        if not is_under(path, ("/usr",)) and not is_under(path, RESERVED):
-            words += [*open_parents(path), "--ro-bind", path, path]
+    for path in dict.fromkeys((*interpreter_homes(), prefix)):
+        if not is_under(path, ("/usr", *RESERVED)):
+            words += ["--ro-bind", path, path]
     return words
+
+
+def interpreter_homes() -> list[str]:
+    """Installations of Python that the environment's `python` passes through, link by link (uv and pyenv have several).
+
+    A directory that merely has a link to python in its bin, such as a home, is not one.
+    """
+    library = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    homes, program = [os.path.realpath(sys.base_prefix)], sys.executable
+    for _ in range(20):
+        if not os.path.islink(program):
+            break
+        program = os.path.normpath(os.path.join(os.path.dirname(program), os.readlink(program)))
+        home = os.path.dirname(os.path.dirname(program))
+        if os.path.isfile(os.path.join(home, library, "os.py")):
+            homes.append(home)
+    return homes
 
 
 def check_python() -> str | None:
@@ -154,7 +162,7 @@ def parent_directories(binds: Sequence[str]) -> list[str]:
     """Directories above mount points, made open to all: by itself bwrap may make them its own user's alone."""
     parents = {str(parent) for target in binds[2::3] for parent in PurePosixPath(target).parents}
     words: list[str] = []
-    for path in sorted(parents - {"/", "/etc"}):
+    for path in sorted(parents - {"/"} | {"/etc"}):
         if not is_under(path, ("/usr",)):
             words += ["--perms", "0755", "--dir", path]
     return words
@@ -188,7 +196,7 @@ def build_command(
         binds += ["--ro-bind", str(gateway), "/gyre/gateway"]
     for source, target in mounts:
         binds += ["--ro-bind", str(source), target]
-    words += [*system_mounts(), *parent_directories(binds), *binds]
+    words += [*parent_directories(binds), *system_mounts(), *binds]
     words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd)]
     words += [] if filter_fd is None else ["--seccomp", str(filter_fd)]
     return [*words, "--", supervisor_python(), "-I", "-S", "/gyre/bin/supervisor.py", *program]

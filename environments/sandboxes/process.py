@@ -99,9 +99,7 @@ class ProcessSandboxes:
         )
         handle = ProcessHandle(row)
         try:
-            identity = bubblewrap.choose_identity(sandbox)
-            mounts = prepare_directory(handle.directory, launch, identity)
-            row.handle = start(bwrap, handle.directory, launch, identity, mounts)
+            row.handle = choose_and_start(bwrap, sandbox, launch)
             row.save(update_fields=["handle"])
         except (OSError, SandboxError) as error:
             handle.remove()
@@ -182,6 +180,13 @@ class ProcessHandle:
         return any(map(is_running, self._process_ids()))
 
 
+def choose_and_start(bwrap: str, sandbox: UUID, launch: Launch) -> dict[str, int]:
+    """Everything of a launch but its row; returns what the row's handle must be."""
+    identity = bubblewrap.choose_identity(sandbox)
+    mounts = prepare_directory(directory_of(sandbox), launch, identity)
+    return start(bwrap, directory_of(sandbox), launch, identity, mounts)
+
+
 def check_mounts(mounts: Sequence[Mount]) -> None:
     for mount in mounts:
         target = mount.target
@@ -238,6 +243,7 @@ def build_order(launch: Launch, identity: Identity) -> dict[str, Any]:
         "environment": {**ENVIRONMENT, **launch.environment, "HOME": "/home/agent"},
         "uid": identity.uid,
         "relay": launch.gateway,
+        "relay_uid": None if identity.uid is None else bubblewrap.RELAY_UID,
         "timeout_s": launch.timeout_s,
         "grace_s": HARNESS_GRACE_S,
         "output_bytes": OUTPUT_BYTES,
@@ -257,6 +263,8 @@ def start(
     gateway = Path(settings.GATEWAY_SOCKET_DIR) if launch.gateway else None
     if gateway is not None:
         gateway.mkdir(parents=True, exist_ok=True)
+        if identity.uid is not None and not gateway.stat().st_mode & 0o001:
+            raise SandboxError(f"sandbox: users of sandboxes cannot enter {gateway}; chmod 755 it.", retry=False)
     sandbox = UUID(directory.name)
     groups = cgroups.create_groups(sandbox, launch.limits)
     with contextlib.ExitStack() as stack:

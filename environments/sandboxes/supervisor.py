@@ -9,6 +9,8 @@ Never: imports more than the standard library, needs the network, or depends on 
 SIGTERM means: end the harness (SIGTERM to its group, SIGKILL to all after `grace_s`), then leave.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import json
@@ -18,30 +20,34 @@ import select
 import signal
 import sys
 import time
-from typing import NoReturn, TypedDict
+
+TYPE_CHECKING = False  # `import typing` would cost 5 ms of every start
+if TYPE_CHECKING:
+    from typing import NoReturn, TypedDict
+
+    class Order(TypedDict):
+        """What process.build_order says. uid, relay_uid: the host users to become; None: stay who we are."""
+
+        command: list[str]
+        environment: dict[str, str]
+        uid: int | None
+        relay: bool
+        relay_uid: int | None
+        timeout_s: float
+        grace_s: float
+        output_bytes: int
+        writable: list[str]
+        cpu_s: float | None
+        memory_bytes: int
+        num_processes: int
+        file_bytes: int
+        disk_bytes: int
+
 
 STATE_BYTES = 512
 RELAY_PORT = 8100
 TICK_S = 0.25
 DRAIN_S = 5.0
-
-
-class Order(TypedDict):
-    """What process.build_order says. uid: the host user to become; None: stay who we are."""
-
-    command: list[str]
-    environment: dict[str, str]
-    uid: int | None
-    relay: bool
-    timeout_s: float
-    grace_s: float
-    output_bytes: int
-    writable: list[str]
-    cpu_s: float | None
-    memory_bytes: int
-    num_processes: int
-    file_bytes: int
-    disk_bytes: int
 
 
 def main() -> None:
@@ -73,9 +79,9 @@ class Supervisor:
     def run(self) -> int:
         self.wake_fd = install_signals()
         self.listener = listen() if self.order["relay"] else None
-        self.start_relay()
-        self.disk_fd, self.watcher = start_disk_watcher(self.order)
         self.output_fd, self.harness = start_harness(self.order)
+        self.start_relay()  # a call of the harness waits in the listener's backlog until it is up
+        self.disk_fd, self.watcher = start_disk_watcher(self.order)
         self.record()
         with contextlib.suppress(OSError):
             os.write(self.ready_fd, b"1")
@@ -95,6 +101,7 @@ class Supervisor:
             program = [sys.executable, "-I", "-S", "/gyre/bin/relay.py", str(self.listener)]
             os.set_inheritable(self.listener, True)
             os.dup2(2, 1)
+            become(self.order["relay_uid"])
             os.execv(sys.executable, program)
 
     def watch(self) -> None:
@@ -258,10 +265,7 @@ def become_harness(order: Order, output: int) -> NoReturn:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")  # if memory runs out, the kernel takes the harness, not its supervisor
         set_limits(order)
-        if (uid := order["uid"]) is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+        become(order["uid"])
         os.umask(0o022)
         os.chdir("/work")
         os.execvpe(order["command"][0], order["command"], order["environment"])
@@ -270,6 +274,14 @@ def become_harness(order: Order, output: int) -> NoReturn:
         os._exit(127 if error.errno == errno.ENOENT else 126)
     finally:
         os._exit(125)
+
+
+def become(uid: int | None) -> None:
+    """Another user of the host, for good and without any capability."""
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
 
 
 def set_limits(order: Order) -> None:
