@@ -19,6 +19,7 @@ CPU_GENERATED_TOKENS_PER_S = 170.0
 CPU_TRAINED_TOKENS_PER_S = 220.0
 CPU_STEP_OVERHEAD_S = 8.0
 ENGINE_START_S = 40.0
+STEP_PARTS = frozenset({"generation_s", "load_s", "train_s", "save_s", "publish_s"})
 SHARE_OF_BUDGET = 0.3
 """Rollouts mostly end well before their budgets."""
 BYTES_PER_PARAMETER = 16
@@ -73,15 +74,17 @@ def _num_evaluations(config: RunConfig) -> int:
 
 
 def _measured_step_s(config: RunConfig) -> float | None:
-    """Mean seconds from step to step of attempts with this model and the same B and N."""
-    measured = Metric.objects.filter(
-        key="seconds/step",
+    """Mean seconds of a step, generation to publication, of attempts with this model and the same B and N."""
+    alike = Metric.objects.filter(
         kind="policy",
         attempt__config__model__name=config.model.name,
         attempt__config__tasks__groups_per_step=config.tasks.groups_per_step,
         attempt__config__tasks__rollouts_per_group=config.tasks.rollouts_per_group,
-    ).aggregate(mean=Avg("value"))["mean"]
-    return float(measured) if measured is not None else None
+    )
+    means = dict(
+        alike.filter(key__in=STEP_PARTS).order_by().values("key").annotate(mean=Avg("value")).values_list("key", "mean")
+    )
+    return sum(means.values()) if means.keys() == STEP_PARTS else None
 
 
 def _trainer_bytes(config: RunConfig, parameters: float) -> float:

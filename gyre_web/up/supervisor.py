@@ -74,7 +74,7 @@ class Supervisor:
             self._log = self.log_path.open("a", buffering=1)
         self._end_leftovers()
         make_private_directory(Path(settings.RUNTIME_DIR))
-        make_private_directory(Path(settings.GATEWAY_SOCKET_DIR))
+        make_private_directory(Path(settings.GATEWAY_SOCKET_DIR), mode=0o755)
         self._start_services(service_directory(data_dir))
         self._write_record()
         self._migrate()
@@ -230,12 +230,15 @@ class Supervisor:
                 print(f"{time.strftime('%H:%M:%S')} {name:>10} | {text}", file=self._log)
 
 
-def make_private_directory(path: Path) -> None:
-    """Sockets live here: a directory that somebody else made first, as anyone may in /tmp, is refused."""
+def make_private_directory(path: Path, *, mode: int = 0o700) -> None:
+    """Sockets live here: a directory that somebody else made first, as anyone may in /tmp, is refused.
+
+    The gateway's, below a private one, is bound into sandboxes whose users are not this one: they may enter it.
+    """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.is_symlink() or path.stat().st_uid != os.geteuid():
         raise UpError(f"{path} belongs to somebody else. Set GYRE_RUNTIME to a short path of your own.")
-    path.chmod(0o700)
+    path.chmod(mode)
 
 
 @contextlib.contextmanager

@@ -63,15 +63,19 @@ def _warming(attempt: Attempt) -> Phase:
         return Phase(key="demonstrations", text="Collecting demonstrations", progress=progress)
     if Version.objects.filter(attempt=attempt, number=0).exists():
         return Phase(key="engine_start", text="Starting the engine with version 0")
-    metrics = attempt.metrics.filter(kind="supervised").order_by("-step").values_list("step", flat=True).first()
-    progress = {"done": metrics, "unit": "supervised steps"} if metrics else {}
+    supervised = attempt.metrics.filter(kind="supervised")
+    done = supervised.order_by("-step").values_list("step", flat=True).first()
+    total = supervised.filter(key="steps_total").values_list("value", flat=True).first()
+    progress = {"done": done or 0, "total": int(total), "unit": "supervised steps"} if total else {}
     return Phase(key="warm_start", text="Warm start", progress=progress)
 
 
 def _online(attempt: Attempt, config: RunConfig) -> Phase:
     total = config.optimization.steps
-    if current_step(attempt):
-        return Phase(key="training", text=f"Step {attempt.step + 1} of {total}: training")
+    if step := current_step(attempt):
+        return Phase(
+            key="training", text=f"Step {step.number} of {total}: training", progress=step.metrics.get("progress", {})
+        )
     if attempt.version < due_version(attempt, config):
         return Phase(key="publication", text=f"Publishing version {attempt.version + 1}")
     version = due_evaluation(attempt, config)

@@ -9,7 +9,7 @@ from math import ceil
 
 from training.config import RunConfig
 from training.events import record_event
-from training.models import Attempt, Group, Member, OptimizerStep, RunEvent, Version
+from training.models import Attempt, Group, Member, Metric, OptimizerStep, RunEvent, Version
 from training.scheduling.groups import UNSETTLED, exclude_group
 from training.scheduling.leadership import Leadership
 
@@ -76,7 +76,22 @@ def request_step(leadership: Leadership, attempt: Attempt, config: RunConfig) ->
         text = f"Step {step.number} of {config.optimization.steps} was given {len(groups)} groups"
         text += f", {no_signal} of them without signal." if no_signal else "."
         record_event(current, "step_requested", text, step=step.number, groups=[group.index for group in groups])
+        _note_seconds(current, step.number, "generation_s", _generation_s(groups))
         return step
+
+
+def _generation_s(groups: list[Group]) -> float:
+    """From the first dispatch of the step's groups to the last that became ready."""
+    return (
+        max(((group.ready_at or group.created_at) for group in groups)).timestamp()
+        - min(group.created_at for group in groups).timestamp()
+    )
+
+
+def _note_seconds(attempt: Attempt, step: int, key: str, seconds: float) -> None:
+    Metric.objects.update_or_create(
+        attempt=attempt, kind="policy", step=step, key=key, defaults={"value": max(0.0, seconds)}
+    )
 
 
 def _take_ready(attempt: Attempt, config: RunConfig) -> list[Group]:
@@ -129,6 +144,8 @@ def note_published(leadership: Leadership, attempt: Attempt) -> None:
                 return
             current.version = version.number
             current.save(update_fields=["version"])
+            if version.publish_s is not None:
+                _note_seconds(current, version.step, "publish_s", version.publish_s)
             took = f" in {version.publish_s:.1f} s" if version.publish_s is not None else ""
             record_event(
                 current,

@@ -11,6 +11,7 @@ from training.scheduling.controller import Controller
 
 
 class Command(BaseCommand):
+    requires_system_checks: list[str] = []
     help = "Move every run on: dispatch groups, order steps, turn cells. Started by `up`; several copies are safe."
 
     def handle(self, *args: Any, **options: Any) -> None:
