@@ -1,0 +1,149 @@
+"""What a policy step trains on: its groups' members, judged, credited and cut into samples.
+
+From:  the groups that the controller gave to an OptimizerStep; their members, rollouts and nodes.
+To:    training.trainer (rollouts with advantages), training.trainer_process (what becomes of each member).
+Holds: every member of the groups gets a disposition and, where excluded, a reason; only members in the baseline count
+       in mean and deviation; a member that an earlier act excluded stays so.
+Never: writes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from environments.models import Node, Outcome, Rollout
+from training.advantages import batch_advantages, has_signal
+from training.config import RunConfig
+from training.models import Group, Member, OptimizerStep
+from training.selection import NodeRecord, Purpose, Selection, build_record, select_samples
+from training.trainer import TrainRollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchMember:
+    """A member that takes part. staleness: version in training minus the oldest that sampled; None if unknown."""
+
+    member: Member
+    advantage: float
+    selection: Selection
+    staleness: int | None
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(sample.num_trained for sample in self.selection.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyBatch:
+    """excluded: (member, reason). no_signal: groups whose rewards are all equal."""
+
+    groups: list[Group]
+    members: list[BatchMember]
+    excluded: list[tuple[Member, str]]
+    no_signal: set[UUID]
+
+    @property
+    def rollouts(self) -> list[TrainRollout]:
+        return [TrainRollout(samples=each.selection.samples, advantage=each.advantage) for each in self.members]
+
+
+def reason_to_exclude(member: Member) -> str:
+    """Why a member does not count; empty if it does."""
+    rollout = member.rollout
+    if member.disposition == Member.Disposition.EXCLUDED:
+        return member.reason or "excluded"
+    if member.include == Member.Include.DROP:
+        return "dropped by a person"
+    if rollout.state != Rollout.State.ENDED:
+        return "still running when its group was trained"
+    if member.reward is None:
+        return f"never scored: {rollout.get_outcome_display() or 'no outcome'}"
+    by_person = member.effective_reward is not None or member.include == Member.Include.KEEP
+    if not by_person and not (rollout.outcome and Outcome(rollout.outcome).in_baseline):
+        return f"not in the baseline: {rollout.get_outcome_display() or 'no outcome'}"
+    return ""
+
+
+def load_policy_batch(step: OptimizerStep, config: RunConfig) -> PolicyBatch:
+    """Read the step's groups as they are now."""
+    groups = list(Group.objects.filter(step=step).order_by("index"))
+    rows = Member.objects.filter(group__in=groups).select_related("rollout").order_by("group__index", "slot", "refill")
+    valid: dict[UUID, list[Member]] = defaultdict(list)
+    excluded: list[tuple[Member, str]] = []
+    for member in rows:
+        if reason := reason_to_exclude(member):
+            excluded.append((member, reason))
+        else:
+            valid[member.group_id].append(member)
+    rewards = [[float(member.reward or 0.0) for member in valid[group.id]] for group in groups]
+    credits = batch_advantages(config.objective.advantage, rewards)
+    nodes = load_nodes(member.rollout_id for members in valid.values() for member in members)
+    members = [
+        build_member(member, advantage, nodes[member.rollout_id], step.trains_version, config)
+        for group, advantages in zip(groups, credits, strict=True)
+        for member, advantage in zip(valid[group.id], advantages, strict=True)
+    ]
+    no_signal = {group.id for group, values in zip(groups, rewards, strict=True) if not differs(values)}
+    return PolicyBatch(groups=groups, members=members, excluded=excluded, no_signal=no_signal)
+
+
+def differs(rewards: Sequence[float]) -> bool:
+    import torch
+
+    return has_signal(torch.tensor(list(rewards), dtype=torch.float64))
+
+
+def load_trained(step: OptimizerStep, config: RunConfig) -> list[TrainRollout]:
+    """What a step that is done trained on, in the same order: for doing it again after a crash.
+
+    The stored advantages count, not today's judgements.
+    """
+    rows = Member.objects.filter(group__step=step, disposition=Member.Disposition.TRAINED)
+    members = list(rows.order_by("group__index", "slot", "refill"))
+    found = select_all(
+        [member.rollout_id for member in members],
+        max_samples=config.objective.max_samples_per_rollout,
+        purpose="policy",
+    )
+    return [
+        TrainRollout(samples=found[member.rollout_id].samples, advantage=float(member.advantage or 0.0))
+        for member in members
+    ]
+
+
+def build_member(
+    member: Member, advantage: float, nodes: list[NodeRecord], version: int, config: RunConfig
+) -> BatchMember:
+    selection = select_samples(
+        nodes, rollout_id=member.rollout_id, max_samples=config.objective.max_samples_per_rollout
+    )
+    oldest = min((node.oldest_version for node in nodes if node.oldest_version is not None), default=None)
+    return BatchMember(
+        member=member,
+        advantage=advantage,
+        selection=selection,
+        staleness=None if oldest is None else version - oldest,
+    )
+
+
+def load_nodes(rollout_ids: Iterable[UUID]) -> dict[UUID, list[NodeRecord]]:
+    """Nodes by rollout, in order of creation. One query; text and messages stay in the database."""
+    found: dict[UUID, list[NodeRecord]] = defaultdict(list)
+    fields = (
+        "rollout_id", "index", "parent", "branch_role", "sampled", "trainable", "opener_length", "ids",
+        "behaviour_logprobs", "version_spans",
+    )  # fmt: skip
+    rows = Node.objects.filter(rollout_id__in=list(rollout_ids)).only(*fields).order_by("rollout", "index")
+    for node in rows.iterator(chunk_size=500):
+        found[node.rollout_id].append(build_record(node))
+    return found
+
+
+def select_all(rollout_ids: Sequence[UUID], *, max_samples: int, purpose: Purpose) -> dict[UUID, Selection]:
+    """Samples of several rollouts."""
+    nodes = load_nodes(rollout_ids)
+    return {
+        rollout_id: select_samples(nodes[rollout_id], rollout_id=rollout_id, max_samples=max_samples, purpose=purpose)
+        for rollout_id in rollout_ids
+    }

@@ -1,0 +1,395 @@
+"""The trainer of one cell: an operating-system process that waits for orders in rows and carries them out.
+
+    order                                         done when (one transaction, after the files are durable)
+    Attempt WARMING, demonstrations ended         Checkpoint of step 0, Version 0
+    OptimizerStep(policy, REQUESTED or TRAINING)  step DONE, groups EATEN, members, counters, metrics, Checkpoint,
+                                                  and the next Version at a burst's end
+
+From:  the controller (orders), the gateway's record (nodes); `manage.py trainer --cell <uuid>` runs it.
+To:    rows, and files below training.checkpoints.AttemptFiles.
+Holds: it may be killed at any line: the next process starts from the last Checkpoint row, trains again what was done
+       after it from the same groups and stored advantages (no row changes), removes files that no row names, and goes
+       on. So no group is skipped or eaten twice.
+Never: decides what is trained when; a requested step is the order, whatever the cell's role says.
+"""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil, floor
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.utils import timezone
+
+from environments.models import Model
+from training.checkpoints import (
+    AttemptFiles,
+    load_checkpoint,
+    orphaned,
+    remove_directories,
+    save_checkpoint,
+    versions_to_remove,
+)
+from training.config import RunConfig
+from training.events import record_event, ring
+from training.export import build_provenance_of, find_version, save_version
+from training.memory import peak_bytes, release_free_memory
+from training.metrics import batch_metrics, save_metrics
+from training.models import Attempt, Cell, Checkpoint, Group, Member, OptimizerStep, RunEvent, Version
+from training.policy_batch import BatchMember, PolicyBatch, load_policy_batch, load_trained
+from training.token_stats import encode_token_stats
+from training.trainer import PolicyTerms, StepReport, Trainer, TrainerError
+from training.warm_start import CHECKPOINT_STEPS, build_plan, demonstrations_ended, run_warm_start
+
+log = logging.getLogger(__name__)
+POLL_S = 0.15
+LOCK_S = 30.0
+PROGRESS_S = 1.0
+
+
+class TrainerBusy(Exception):
+    """Another trainer process has this attempt."""
+
+
+@dataclass
+class TrainerLoop:
+    """`run` until stopped, the attempt is over, or memory passed its limit (then the cell's job starts a new one)."""
+
+    cell_id: UUID
+    should_stop: Callable[[], bool]
+    memory_limit_bytes: int = field(default_factory=lambda: int(getattr(settings, "TRAINER_MEMORY_BYTES", 8 * 10**9)))
+    trainer: Trainer | None = None
+    _noted_at: float = 0.0
+
+    def run(self) -> None:
+        attempt = self._attempt()
+        lock = take_lock(AttemptFiles.of(attempt.id).lock, self.should_stop)
+        try:
+            while not self.should_stop():
+                worked = self.turn()
+                if self._attempt().is_over:
+                    return
+                if worked and peak_bytes() > self.memory_limit_bytes:
+                    log.warning("memory limit passed, restarting", extra={"bytes": peak_bytes()})
+                    return
+                if not worked:
+                    let_go()
+                    time.sleep(POLL_S)
+        except InterruptedError:
+            log.info("stopped in the middle of a step, which was not applied")
+        finally:
+            os.close(lock)
+
+    def turn(self) -> bool:
+        """Carry out one order, if there is one. returns whether there was."""
+        attempt = self._attempt()
+        if attempt.is_over:
+            return False
+        if attempt.state == Attempt.State.WARMING:
+            return self._warm(attempt)
+        step = next_step(attempt)
+        if step is None:
+            return False
+        self._policy_step(attempt, step)
+        return True
+
+    def _attempt(self) -> Attempt:
+        return Cell.objects.select_related("attempt__run").get(pk=self.cell_id).attempt
+
+    # ---- the model
+
+    def _ready_trainer(self, attempt: Attempt, config: RunConfig) -> Trainer:
+        """The trainer with the weights of `attempt.step`: as it is, or loaded and caught up."""
+        if self.trainer is None:
+            self.trainer = self._load(attempt, config)
+        return self.trainer
+
+    def _load(self, attempt: Attempt, config: RunConfig) -> Trainer:
+        remove_orphans(attempt)
+        version = Version.objects.filter(attempt=attempt, number=0).exclude(path="").first()
+        reloads = version is not None and config.optimization.adapter == "none"
+        source = version.path if version and reloads else starting_point(config)
+        trainer = Trainer.load(source, settings=config.optimization, seed=config.seed)
+        trainer.should_stop = self.should_stop
+        trainer.reference_path = Path(version.path) if version else None
+        checkpoint = Checkpoint.objects.filter(attempt=attempt).order_by("-step").first()
+        if checkpoint is not None:
+            load_checkpoint(trainer, Path(checkpoint.path))
+            replay(trainer, attempt, config, after=checkpoint.step)
+        return trainer
+
+    # ---- warm start
+
+    def _warm(self, attempt: Attempt) -> bool:
+        if Version.objects.filter(attempt=attempt, number=0).exists() or not demonstrations_ended(attempt):
+            return False
+        config = RunConfig.model_validate(attempt.config)
+        files = AttemptFiles.of(attempt.id)
+        trainer = self._ready_trainer(attempt, config)
+        plan = build_plan(attempt, config)
+        done = 0
+        if saved := files.warm_checkpoints():
+            done = int(load_checkpoint(trainer, saved[-1])["step"])
+        save_metrics(attempt, kind="supervised", step=done, values={"steps_total": float(len(plan.batches))})
+
+        def after_step(number: int, metrics: dict[str, float]) -> None:
+            save_metrics(attempt, kind="supervised", step=number, values=metrics)
+            ring(attempt.id)
+            if number % CHECKPOINT_STEPS == 0 and number < len(plan.batches):
+                save_checkpoint(trainer, files.warm_checkpoint(number), counters={"step": number})
+                remove_directories(files.warm_checkpoints()[:-1])
+
+        run_warm_start(trainer, plan, config=config, done=done, on_step=after_step)
+        trainer.reset_optimizer()
+        release_free_memory()
+        checkpoint = self._save_checkpoint(attempt, step=0, version=0)
+        version = self._save_version(attempt, config, number=0, step=0)
+        with transaction.atomic():
+            locked = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.id)
+            checkpoint.save()
+            version.save()
+            text = f"Version 0 was written after {len(plan.batches)} supervised steps."
+            record_event(locked, "weights_written", text, version=0, steps=len(plan.batches))
+        remove_directories(files.warm_checkpoints())
+        ring(attempt.id)
+        return True
+
+    # ---- policy steps
+
+    def _policy_step(self, attempt: Attempt, step: OptimizerStep) -> None:
+        config = RunConfig.model_validate(attempt.config)
+        OptimizerStep.objects.filter(pk=step.pk).update(state=OptimizerStep.State.TRAINING, started_at=timezone.now())
+        try:
+            trainer = self._ready_trainer(attempt, config)
+            started = time.monotonic()
+            batch = load_policy_batch(step, config)
+            metrics = {"load_s": time.monotonic() - started}
+            trainer.on_micro_batch = self._progress_of(step)
+            let_go()
+            report = trainer.policy_step(
+                batch.rollouts, terms=policy_terms(config), learning_rate=config.optimization.learning_rate
+            )
+        except (TrainerError, MemoryError) as error:
+            fail_step(step, str(error))
+            return
+        release_free_memory()
+        started = time.monotonic()
+        rows = self._save_files(attempt, config, step.number)
+        metrics |= report.metrics | {"save_s": time.monotonic() - started}
+        commit_step(step, batch, report, metrics=metrics, files=rows)
+        self._remove_old_files(attempt, config)
+        ring(attempt.id)
+
+    def _save_files(self, attempt: Attempt, config: RunConfig, number: int) -> list[Checkpoint | Version]:
+        """Files of the step, durable, and their rows, not saved yet."""
+        rows: list[Checkpoint | Version] = []
+        last = number >= config.optimization.steps
+        ends_burst = number % config.schedule.burst_steps == 0 or last
+        bursts = number / config.schedule.burst_steps
+        version = ceil(bursts) if ends_burst else floor(bursts)
+        if number % config.schedule.checkpoint_every == 0 or last:
+            rows.append(self._save_checkpoint(attempt, step=number, version=version))
+        if ends_burst:
+            rows.append(self._save_version(attempt, config, number=version, step=number))
+        return rows
+
+    def _save_checkpoint(self, attempt: Attempt, *, step: int, version: int) -> Checkpoint:
+        assert self.trainer is not None
+        path = AttemptFiles.of(attempt.id).checkpoint(step)
+        size = save_checkpoint(self.trainer, path, counters={"step": step, "version": version})
+        return Checkpoint(attempt_id=attempt.id, step=step, version=version, path=str(path), size_bytes=size)
+
+    def _save_version(self, attempt: Attempt, config: RunConfig, *, number: int, step: int) -> Version:
+        assert self.trainer is not None
+        path = AttemptFiles.of(attempt.id).version(number)
+        provenance = {**build_provenance_of(attempt), "version": number, "step": step}
+        precision = "fp32" if config.engine.dtype == "float32" else config.optimization.precision
+        save_version(self.trainer, path, source=base_model(config).path, provenance=provenance, precision=precision)
+        return Version(attempt_id=attempt.id, number=number, step=step, path=str(path))
+
+    def _progress_of(self, step: OptimizerStep) -> Callable[[int, int], None]:
+        """Into OptimizerStep.metrics, at most once a second."""
+
+        def note(done: int, total: int) -> None:
+            if time.monotonic() - self._noted_at >= PROGRESS_S:
+                self._noted_at = time.monotonic()
+                progress = {"done": done, "total": total, "unit": "micro-batches"}
+                OptimizerStep.objects.filter(pk=step.pk).update(metrics={"progress": progress})
+                ring(step.attempt_id)
+                let_go()
+
+        return note
+
+    def _remove_old_files(self, attempt: Attempt, config: RunConfig) -> None:
+        """Retention: one checkpoint, the last versions and pinned ones."""
+        checkpoints = list(Checkpoint.objects.filter(attempt=attempt).order_by("-step")[1:])
+        for checkpoint in checkpoints:
+            remove_directories([Path(checkpoint.path)])
+            checkpoint.delete()
+        versions = {version.number: version for version in Version.objects.filter(attempt=attempt).exclude(path="")}
+        pinned = [number for number, version in versions.items() if version.pinned or version.published_at is None]
+        for number in versions_to_remove(versions, keep_last=config.schedule.keep_versions, pinned=pinned):
+            Version.objects.filter(pk=versions[number].pk).update(path="")
+            remove_directories([Path(versions[number].path)])
+
+
+def let_go() -> None:
+    """Hold no database connection while computing or waiting."""
+    if not connection.in_atomic_block:
+        connection.close()
+
+
+def take_lock(path: Path, should_stop: Callable[[], bool]) -> int:
+    """One trainer an attempt on this machine. Waits a while for one that is ending. returns a file descriptor."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline or should_stop():
+                os.close(descriptor)
+                raise TrainerBusy(f"another trainer holds {path}; stop it first") from None
+            time.sleep(POLL_S)
+
+
+def next_step(attempt: Attempt) -> OptimizerStep | None:
+    going = (OptimizerStep.State.REQUESTED, OptimizerStep.State.TRAINING)
+    rows = OptimizerStep.objects.filter(attempt=attempt, kind=OptimizerStep.Kind.POLICY, state__in=going)
+    return rows.select_related("attempt").order_by("number").first()
+
+
+def base_model(config: RunConfig) -> Model:
+    return Model.objects.get(name=config.model.name)
+
+
+def starting_point(config: RunConfig) -> str:
+    """Where the attempt's weights come from before any training."""
+    return find_version(config.model.start_from).path if config.model.start_from else base_model(config).path
+
+
+def policy_terms(config: RunConfig) -> PolicyTerms:
+    return PolicyTerms(
+        objective=config.objective,
+        temperature=config.sampling.temperature,
+        constant_length=config.budgets.max_sampled_tokens,
+    )
+
+
+def replay(trainer: Trainer, attempt: Attempt, config: RunConfig, *, after: int) -> None:
+    """Do again the steps that are done in rows but newer than the checkpoint, with the advantages they had."""
+    done = OptimizerStep.objects.filter(
+        attempt=attempt, kind=OptimizerStep.Kind.POLICY, state=OptimizerStep.State.DONE, number__gt=after
+    )
+    for step in done.order_by("number"):
+        trainer.policy_step(
+            load_trained(step, config),
+            terms=policy_terms(config),
+            learning_rate=config.optimization.learning_rate,
+        )
+        log.info("replayed", extra={"attempt": str(attempt.id), "step": step.number})
+
+
+def remove_orphans(attempt: Attempt) -> None:
+    """Files of a process that died between writing them and its transaction. Warm checkpoints have no rows."""
+    files = AttemptFiles.of(attempt.id)
+    kept = [Path(path) for path in Checkpoint.objects.filter(attempt=attempt).values_list("path", flat=True)]
+    remove_directories(orphaned(files.root / "checkpoints", [*kept, *files.warm_checkpoints()]))
+    kept = [
+        Path(path) for path in Version.objects.filter(attempt=attempt).exclude(path="").values_list("path", flat=True)
+    ]
+    remove_directories(orphaned(files.root / "versions", kept))
+
+
+@transaction.atomic
+def fail_step(step: OptimizerStep, error: str) -> None:
+    OptimizerStep.objects.filter(pk=step.pk).update(
+        state=OptimizerStep.State.FAILED, error=error, ended_at=timezone.now()
+    )
+    record_event(step.attempt, "step_failed", f"Step {step.number} failed: {error}", RunEvent.Level.ERROR)
+
+
+@transaction.atomic
+def commit_step(
+    step: OptimizerStep,
+    batch: PolicyBatch,
+    report: StepReport,
+    *,
+    metrics: dict[str, float],
+    files: list[Checkpoint | Version],
+) -> None:
+    """Everything that the step changes in rows. A second commit of the same step finds it DONE and raises."""
+    attempt = Attempt.objects.select_for_update(no_key=True).get(pk=step.attempt_id)
+    current = OptimizerStep.objects.select_for_update(no_key=True).get(pk=step.pk)
+    if current.state != OptimizerStep.State.TRAINING or attempt.step != step.number - 1:
+        raise TrainerBusy(f"step {step.number} was committed by another trainer")
+    save_members(batch, report)
+    Group.objects.filter(pk__in=[group.pk for group in batch.groups]).update(state=Group.State.EATEN, no_signal=False)
+    Group.objects.filter(pk__in=batch.no_signal).update(no_signal=True)
+    families = {each.member.pk: family for each, family in zip(batch.members, families_of(batch), strict=True)}
+    values = {**batch_metrics(batch, families=families), **metrics}
+    save_metrics(attempt, kind="policy", step=step.number, values=values)
+    current.state, current.metrics, current.ended_at = OptimizerStep.State.DONE, values, timezone.now()
+    current.save(update_fields=["state", "metrics", "ended_at"])
+    attempt.step = step.number
+    attempt.consumed_rollouts += len({(m.group_id, m.slot) for m in all_members(batch)})
+    attempt.save(update_fields=["step", "consumed_rollouts"])
+    for row in files:
+        row.save()
+    record_event(attempt, "step_done", describe_step(step, batch, values), step=step.number)
+
+
+def all_members(batch: PolicyBatch) -> list[Member]:
+    return [each.member for each in batch.members] + [member for member, _ in batch.excluded]
+
+
+def families_of(batch: PolicyBatch) -> list[str]:
+    names = dict(Group.objects.filter(pk__in=[group.pk for group in batch.groups]).values_list("pk", "task__family"))
+    return [names[each.member.group_id] for each in batch.members]
+
+
+def save_members(batch: PolicyBatch, report: StepReport) -> None:
+    """Advantage, disposition and token stats of each member. Only our own fields: people may edit the others."""
+    place = 0
+    changed: list[Member] = []
+    for each in batch.members:
+        count = len(each.selection.samples)
+        changed.append(trained_member(each, batch, report.trainer_logprobs[place : place + count]))
+        place += count
+    for member, reason in batch.excluded:
+        member.disposition, member.reason = Member.Disposition.EXCLUDED, reason[:200]
+        changed.append(member)
+    fields = ["disposition", "reason", "advantage", "staleness", "trained_tokens", "num_samples", "token_stats"]
+    Member.objects.bulk_update(changed, fields, batch_size=100)
+
+
+def trained_member(each: BatchMember, batch: PolicyBatch, logprobs: list[Any]) -> Member:
+    member = each.member
+    member.disposition = Member.Disposition.TRAINED
+    member.advantage, member.staleness = each.advantage, each.staleness
+    member.num_samples, member.trained_tokens = len(each.selection.samples), each.trained_tokens
+    member.reason = ""
+    if not each.selection.samples:
+        member.reason = "no token that a policy loss may train"
+    elif member.group_id in batch.no_signal:
+        member.reason = "no signal: all rewards of its group are equal"
+    member.token_stats = encode_token_stats(each.selection.samples, logprobs)
+    return member
+
+
+def describe_step(step: OptimizerStep, batch: PolicyBatch, values: dict[str, float]) -> str:
+    text = f"Step {step.number} was trained on {len(batch.members)} rollouts: mean reward {values['reward_mean']:.2f}"
+    if batch.no_signal:
+        text += f", {len(batch.no_signal)} of {len(batch.groups)} groups without signal"
+    if batch.excluded:
+        text += f", {len(batch.excluded)} members excluded"
+    return text + f", {values['train_s']:.0f} s."
