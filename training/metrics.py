@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from training.models import Attempt, Metric
-from training.policy_batch import PolicyBatch
+
+if TYPE_CHECKING:  # it imports torch, which the web process does not need
+    from training.policy_batch import PolicyBatch
 
 Better = Literal["higher", "lower", "neither"]
 
@@ -90,7 +92,7 @@ def define(key: str) -> Definition:
     )  # fmt: skip
 
 
-def batch_metrics(batch: PolicyBatch, *, families: dict[int, str]) -> dict[str, float]:
+def batch_metrics(batch: "PolicyBatch", *, families: dict[int, str]) -> dict[str, float]:
     """What a policy step ate. families: of each member's task, by member id."""
     members = batch.members
     rewards = [float(each.member.reward or 0.0) for each in members]
