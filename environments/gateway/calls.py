@@ -234,10 +234,20 @@ class Calls:
             rollout.is_lost = True
         except Exception as error:  # a task's boundary: the call must end, its siblings go on
             logger.exception("A call failed", extra={"rollout": str(rollout.id), "call": str(call.id)})
-            call.failure = f"The gateway failed on this call: {error!r}"
-            rollout.is_lost = True
+            await self._give_up(rollout, call, f"The gateway failed on this call: {error!r}")
         finally:
             call.changed.fire()
+
+    async def _give_up(self, rollout: OpenRollout, call: LiveCall, message: str) -> None:
+        """A fault of ours: the call ends as failed, and the rollout is built again from the record."""
+        call.update(error=message)
+        call.sampled.clear()
+        try:
+            await self._finish(rollout, call, state="failed")
+        except (LeaseLost, psycopg.Error) as error:
+            logger.warning("A failed call could not be recorded", extra={"error": str(error)})
+        call.failure = message
+        rollout.is_lost = True
 
     async def _finish(self, rollout: OpenRollout, call: LiveCall, *, state: str) -> None:
         """Commit the answer; only then can a reader see it."""

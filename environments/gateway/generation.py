@@ -220,7 +220,10 @@ async def expert_answer(rollout: OpenRollout, call: LiveCall, program: str) -> A
     from environments.scripted.experts import expert_turn
 
     turn = sum(1 for node in rollout.tree.path(call.row.prompt_node) if node.role == "assistant")
-    text = await asyncio.to_thread(expert_turn, Path(rollout.task_directory), program, turn)
+    try:
+        text = await asyncio.to_thread(expert_turn, Path(rollout.task_directory), program, turn)
+    except (RuntimeError, ValueError, LookupError, OSError) as error:
+        raise EngineRefused(f"The scripted expert has no answer: {error}") from error
     ids = [*rollout.renderer.encode_text(text), rollout.renderer.stop_token_ids[0]]
     room = call.max_tokens - len(call.sampled)
     finish = "stop" if len(ids) <= room else "length"

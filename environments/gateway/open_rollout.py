@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -62,7 +62,8 @@ class LiveCall:
         return self.row.state == "open"
 
     def update(self, **changes: Any) -> None:
-        self.row = replace(self.row, **changes)
+        for name, value in changes.items():
+            setattr(self.row, name, value)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -14,13 +14,15 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection as django_connection
+from psycopg import AsyncRawCursor
 from psycopg.rows import class_row, dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from environments.gateway import sql
 from environments.text import dump_json, escape_text, restore_json
 
-POOL_SIZE = 8
+POOL_SIZE = 16
+"""Commits that wait together are flushed together."""
 LEASE_S = 15.0
 
 
@@ -85,8 +87,10 @@ class NodeRow:
     flags: Sequence[str] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CallRow:
+    """Not frozen: a call's row changes many times while it is under way."""
+
     id: UUID
     session_id: UUID
     index: int
@@ -191,14 +195,14 @@ class Record:
 
     async def open_call(self, *, rollout_id: UUID, call: CallRow, nodes: Sequence[NodeRow], counters: Counters) -> None:
         """Raises LeaseLost, and then nothing is written."""
-        parameters = node_parameters(nodes) | call_parameters(call) | counter_parameters(counters)
+        parameters = {"nodes": context_nodes_json(nodes)} | call_parameters(call) | counter_parameters(counters)
         parameters |= {"rollout": rollout_id, "me": self.gateway}
         if not await self._changed(sql.OPEN_CALL, parameters):
             raise LeaseLost
 
     async def finish_call(self, *, rollout_id: UUID, call: CallRow, node: NodeRow | None, counters: Counters) -> None:
         """Raises LeaseLost, and then nothing is written."""
-        parameters = node_parameters([node] if node else []) | call_parameters(call) | counter_parameters(counters)
+        parameters = one_node_parameters(node) | call_parameters(call) | counter_parameters(counters)
         parameters |= {"rollout": rollout_id, "me": self.gateway}
         if not await self._changed(sql.FINISH_CALL, parameters):
             raise LeaseLost
@@ -222,31 +226,52 @@ class Record:
     async def set_ending(self, rollout_id: UUID, ending: str) -> None:
         await self._changed(sql.SET_ENDING, {"rollout": rollout_id, "ending": ending})
 
-    async def _changed(self, statement: Any, parameters: dict[str, Any]) -> bool:
+    async def _changed(self, sql_text: str, parameters: dict[str, Any]) -> bool:
+        statement = sql.compile_statement(sql_text)
         async with self._pool.connection() as connection:
-            cursor = await connection.execute(statement, parameters)
+            cursor = AsyncRawCursor(connection)
+            await cursor.execute(statement.text, statement.values(parameters))  # type: ignore[arg-type]
             return cursor.rowcount > 0
 
 
-def node_parameters(nodes: Sequence[NodeRow]) -> dict[str, Any]:
-    """One array a column."""
+def context_nodes_json(nodes: Sequence[NodeRow]) -> str:
+    """Prompt nodes as one JSON text: any number of them is one parameter, made in C."""
+    rows = [
+        {
+            "index": node.index,
+            "parent": node.parent,
+            "depth_tokens": node.depth_tokens,
+            "key": node.key.hex(),
+            "role": node.role,
+            "branch_role": node.branch_role,
+            "ids": node.ids.hex(),
+            "message": node.message,
+            "flags": list(node.flags),
+        }
+        for node in nodes
+    ]
+    return dump_json(rows).decode()
+
+
+def one_node_parameters(node: NodeRow | None) -> dict[str, Any]:
+    """A sampled node, one value a column; all null where there is none."""
     return {
-        "n_index": [node.index for node in nodes],
-        "n_parent": [node.parent for node in nodes],
-        "n_depth": [node.depth_tokens for node in nodes],
-        "n_key": [node.key for node in nodes],
-        "n_role": [node.role for node in nodes],
-        "n_branch_role": [node.branch_role for node in nodes],
-        "n_sampled": [node.sampled for node in nodes],
-        "n_trainable": [node.trainable for node in nodes],
-        "n_opener": [node.opener_length for node in nodes],
-        "n_ids": [node.ids for node in nodes],
-        "n_logprobs": [node.behaviour_logprobs for node in nodes],
-        "n_spans": [dump_json(list(node.version_spans)).decode() for node in nodes],
-        "n_oldest_kv": [node.oldest_kv_version for node in nodes],
-        "n_engines": [dump_json(list(node.engines)).decode() for node in nodes],
-        "n_message": [dump_json(node.message).decode() for node in nodes],
-        "n_flags": [dump_json(list(node.flags)).decode() for node in nodes],
+        "n_index": node.index if node else None,
+        "n_parent": node.parent if node else None,
+        "n_depth": node.depth_tokens if node else None,
+        "n_key": node.key if node else None,
+        "n_role": node.role if node else "",
+        "n_branch_role": node.branch_role if node else "",
+        "n_sampled": node.sampled if node else False,
+        "n_trainable": node.trainable if node else False,
+        "n_opener": node.opener_length if node else 0,
+        "n_ids": node.ids if node else None,
+        "n_logprobs": node.behaviour_logprobs if node else None,
+        "n_spans": dump_json(node.version_spans).decode() if node else None,
+        "n_oldest_kv": node.oldest_kv_version if node else None,
+        "n_engines": dump_json(node.engines).decode() if node else None,
+        "n_message": dump_json(node.message).decode() if node else None,
+        "n_flags": dump_json(node.flags).decode() if node else None,
     }
 
 

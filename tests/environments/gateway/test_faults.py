@@ -263,3 +263,46 @@ async def test_a_slow_answer_does_not_hold_up_another_session(world):
         await two.post(PATH, json=chat("quick"))
         assert time.monotonic() - began < 1.0
         long.cancel()
+
+
+async def test_an_expert_answers_in_an_engines_place_without_logprobs(world, tmp_path):
+    from environments.models import Harness, Task
+
+    (tmp_path / "solution").mkdir()
+    (tmp_path / "solution" / "solve.sh").write_text("#!/bin/sh\necho ok > out.txt\n")
+    session = await world.session(pool="experts")
+    await Task.objects.all().aupdate(directory=str(tmp_path))
+    await Harness.objects.all().aupdate(program="mini-swe-agent")
+    await world.add_engine("expert", pool="experts", base_url="expert://mini-swe-agent")
+    async with world.client(session) as client:
+        body = (await client.post(PATH, json=chat(INSTRUCTION))).json()
+    assert "echo ok > out.txt" in body["choices"][0]["message"]["content"]
+    node = await sampled_node(session)
+    assert node.behaviour_logprobs is None
+    assert node.version_spans == [[1, len(unpack(node.ids)), -1]]
+    assert node.trainable
+    assert (await Rollout.objects.aget(id=session.rollout_id)).oldest_version is None
+
+
+async def test_an_expert_without_a_solution_ends_the_call_with_words(world):
+    session = await world.session(pool="experts")
+    await world.add_engine("expert", pool="experts", base_url="expert://mini-swe-agent")
+    async with world.client(session) as client:
+        response = await client.post(PATH, json=chat(INSTRUCTION))
+    assert response.status_code == 500
+    assert "solve.sh" in response.json()["error"]["message"]
+
+
+async def test_a_renderer_that_breaks_fails_its_call_and_not_the_session(world, monkeypatch):
+    from environments.rendering.scripted import ScriptedRenderer
+
+    session = await world.session()
+    async with world.client(session) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(ScriptedRenderer, "parse", lambda self, ids: 1 / 0)
+            response = await client.post(PATH, json=chat(INSTRUCTION))
+            assert response.status_code == 500
+            assert "ZeroDivisionError" in response.json()["error"]["message"]
+        assert (await client.post(PATH, json=chat(INSTRUCTION))).status_code == 200
+    states = [call.state async for call in Call.objects.filter(rollout=session.rollout_id).order_by("index")]
+    assert states == ["failed", "completed"]
