@@ -275,10 +275,11 @@ class RunningEngine:
 
         cache_policy: recompute (open contexts are read again) or keep (old keys and values stay).
         reference_logprobs: the trainer's, of probe_ids(vocabulary)[1:], temperature 1.
-        Raises StaleWeights, with the row FAILED and the process ended, when the engine does not have them; EngineError,
-        with the row serving its old version, when the change could not begin.
+        Raises StaleWeights, with the row FAILED and the process ended, when the engine does not have them; EngineError
+        likewise when the change failed half-way, but with the engine as it was when the files were refused beforehand.
         """
-        check_weights(weights_path)
+        if self.state.kind == "vllm":
+            check_weights(weights_path)
         began = time.monotonic()
         self._continue_process()
         with self._standing_still(version, cache_policy):

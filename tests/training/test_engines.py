@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -51,10 +52,8 @@ def write_weights(directory: Path, seed: int, *, head: bool = True) -> Path:
         architectures=["LlamaForCausalLM"],
         dtype="float32",
     )
-    state = {
-        name: value.clone().contiguous()
-        for name, value in AutoModelForCausalLM.from_config(config).state_dict().items()
-    }
+    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    state = {name: value.clone().contiguous() for name, value in model.state_dict().items()}
     if not head:
         state.pop("lm_head.weight", None)
     directory.mkdir(parents=True)
@@ -99,6 +98,69 @@ def test_the_probe_is_the_same_everywhere_and_fits_small_vocabularies():
     assert probe_ids(512) == probe_ids(512)
     assert max(probe_ids(256)) < 256
     assert len(set(probe_ids(49152))) == 48
+
+
+# --- with the scripted engine: the life of a process, without vLLM ---
+
+
+def start_scripted(model: Model, directory: Path) -> RunningEngine:
+    config = EngineSection(kind="scripted")
+    return start_engine(
+        pool="p", name="s", model=model, weights_path=None, version=3, config=config, directory=directory, cores=None
+    )
+
+
+@pytest.fixture
+def scripted(tmp_path, db):
+    model = Model.objects.create(name="scripted", path=str(tmp_path), renderer="scripted", context_length=4096)
+    engine = start_scripted(model, tmp_path)
+    yield engine
+    engine.end_process()
+
+
+def test_a_started_engine_serves_and_a_stopped_one_leaves_nothing(scripted):
+    assert (scripted.row.state, scripted.client.version()) == (Engine.State.SERVING, "3")
+    assert scripted.poll() is not None
+    scripted.stop()
+    assert not psutil.pid_exists(scripted.pid)
+    assert Engine.objects.get(pk=scripted.row.pk).state == Engine.State.STOPPED
+    assert attach_engine(scripted.row) is None
+    assert not Path(scripted.row.base_url.removeprefix("unix://")).parent.exists()
+
+
+def test_a_killed_engine_fails_its_row_with_a_reason(scripted):
+    os.kill(scripted.pid, signal.SIGKILL)
+    wait_until(lambda: not scripted.alive())
+    assert scripted.poll() is None
+    row = Engine.objects.get(pk=scripted.row.pk)
+    assert (row.state, "ended" in row.state_reason) == (Engine.State.FAILED, True)
+
+
+def test_publishing_wakes_a_sleeping_engine_with_its_new_version(scripted, tmp_path):
+    scripted.sleep()
+    wait_until(lambda: psutil.Process(scripted.pid).status() == psutil.STATUS_STOPPED)
+    assert Engine.objects.get(pk=scripted.row.pk).state == Engine.State.HOLDING
+    other = attach_engine(Engine.objects.get(pk=scripted.row.pk))
+    assert other is not None
+    other.publish(tmp_path, 4)
+    assert (other.client.version(), other.client.is_paused()) == ("4", False)
+    row = Engine.objects.get(pk=scripted.row.pk)
+    assert (row.state, row.version) == (Engine.State.SERVING, 4)
+
+
+def test_an_engine_that_ends_while_starting_says_why(tmp_path, db, monkeypatch):
+    monkeypatch.setattr("training.engines.build_command", lambda *given: ["/bin/sh", "-c", "echo ValueError: bad >&2"])
+    model = Model.objects.create(name="scripted", path=str(tmp_path), renderer="scripted", context_length=4096)
+    with pytest.raises(EngineError, match="ValueError: bad"):
+        start_scripted(model, tmp_path)
+    assert Engine.objects.get().state == Engine.State.FAILED
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # --- with vLLM ---
@@ -246,7 +308,7 @@ def test_a_sleeping_engine_uses_no_processor_and_wakes_with_its_requests(engine)
     assert others is not None
     assert others.state.asleep
     assert others.poll() is None
-    assert psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED
+    wait_until(lambda: psutil.Process(engine.pid).status() == psutil.STATUS_STOPPED)
     engine.wake()
     stream.finish()
     assert engine.row.state == Engine.State.SERVING
@@ -318,9 +380,7 @@ def test_a_stale_head_is_found_and_a_killed_engine_fails_its_row(places, tmp_pat
         members = [p.pid for p in psutil.process_iter() if os.getsid(p.pid) == engine.pid]
         assert engine.alive()
         os.kill(engine.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while engine.alive():
-            assert time.monotonic() < deadline
+        wait_until(lambda: not engine.alive())
         assert engine.poll() is None
         row = Engine.objects.get(pk=engine.row.pk)
         assert (row.state, "ended" in row.state_reason) == (Engine.State.FAILED, True)

@@ -56,9 +56,13 @@ def test_a_path_that_is_not_there_and_a_model_of_another_kind_are_refused(tmp_pa
 
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError), catalog.finished_directory(tmp_path / "model") as unfinished:
-        (unfinished / "half").touch()
-        raise RuntimeError
+    def convert():
+        with catalog.finished_directory(tmp_path / "model") as unfinished:
+            (unfinished / "half").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        convert()
     assert list(tmp_path.iterdir()) == []
 
 
