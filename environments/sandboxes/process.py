@@ -9,6 +9,7 @@ Never: follows a link that an agent made; lets a sandbox run without a row and a
 """
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -32,6 +33,7 @@ from django.utils import timezone
 from environments.models import Sandbox
 from environments.sandboxes import bubblewrap, cgroups, syscalls
 from environments.sandboxes.bubblewrap import PYTHON, WRITABLE, Identity
+from environments.sandboxes.host import find_processes, is_running, send_signal, start_time_of, wait_gone
 from environments.sandboxes.protocol import LEASE_S, Launch, Limits, Mount, SandboxError, Status
 from environments.sandboxes.trees import copy_tree, read_regular, remove_tree
 
@@ -41,6 +43,8 @@ OUTPUT_BYTES = 64 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 HARNESS_GRACE_S = 5.0
 START_TIMEOUT_S = 30.0
+LAST_WORDS_S = 1.0
+"""After the second SIGTERM, for the supervisor to kill all, read what is in the pipe and write the state."""
 KILL_TIMEOUT_S = 20.0
 STATE_BYTES = 512
 ENVIRONMENT = {
@@ -124,15 +128,14 @@ class ProcessHandle:
     def status(self) -> Status:
         alive = self._is_alive()  # before the state is read: process 1 writes its last word, then ends
         state = read_state(self.directory)
-        if not alive and state.get("running", True):
-            cpu_s = float(state.get("cpu_s", 0.0))
-            return Status(running=False, exit_code=None, timed_out=False, cpu_s=cpu_s, limit="lost")
+        has_ended = not state.get("running", True)
+        limit = state.get("limit", "")
         return Status(
-            running=alive and bool(state.get("running", True)),
+            running=alive and not has_ended,
             exit_code=state.get("exit_code"),
-            timed_out=bool(state.get("timed_out", False)),
+            timed_out=limit == "time",
             cpu_s=float(state.get("cpu_s", 0.0)),
-            limit=str(state.get("limit", "")),
+            limit=limit if alive or has_ended else limit or "lost",
         )
 
     def read_output(self, offset: int) -> bytes:
@@ -146,18 +149,15 @@ class ProcessHandle:
         self.row.save(update_fields=["lease_expires_at"])
 
     def stop(self, grace_s: float = 2.0) -> None:
-        pids = self._process_ids()
-        if any(map(is_running, pids)):
-            for pid, _ in pids:
-                send_signal(pid, signal.SIGTERM)
-            wait_gone(pids, grace_s)
-            for pid, start_time in pids:
-                if is_running((pid, start_time)):
-                    send_signal(pid, signal.SIGKILL)
-            if not wait_gone(pids, KILL_TIMEOUT_S):
-                raise SandboxError(
-                    f"sandbox: process {pids[0][0]} of {self.row.id} does not end, although it was killed."
-                )
+        processes = self._process_ids()
+        asking = [grace_s, LAST_WORDS_S] if grace_s > 0 else []
+        for number, patience_s in [*((signal.SIGTERM, s) for s in asking), (signal.SIGKILL, KILL_TIMEOUT_S)]:
+            for process in filter(is_running, processes):
+                send_signal(process[0], number)
+            if wait_gone(processes, patience_s):
+                break
+        else:
+            raise SandboxError(f"sandbox: process {processes[0][0]} of {self.row.id} does not end, although killed.")
         cgroups.remove_groups(self.row.id)
         if self.row.stopped_at is None:
             self.row.stopped_at = timezone.now()
@@ -268,8 +268,8 @@ def start(
     sandbox = UUID(directory.name)
     groups = cgroups.create_groups(sandbox, launch.limits)
     with contextlib.ExitStack() as stack:
-        info_read, info_write = open_pipe(stack)
-        ready_read, ready_write = open_pipe(stack)
+        info_read, info = open_pipe(stack)
+        ready_read, ready = open_pipe(stack)
         create = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         order, output, state, log = (
             stack.enter_context(os.fdopen(os.open(directory / name, create, 0o600), "r+b", buffering=0))
@@ -278,14 +278,14 @@ def start(
         order.write(json.dumps(build_order(launch, identity)).encode())
         order.seek(0)
         filter_fd = open_filter(stack)
-        program = [marker_of(sandbox), str(state.fileno()), str(ready_write)]
+        program = [marker_of(sandbox), str(state.fileno()), str(ready.fileno())]
         command = bubblewrap.build_command(
             bwrap=bwrap,
             identity=identity,
             directory=directory,
             mounts=mounts,
             gateway=gateway,
-            info_fd=info_write,
+            info_fd=info.fileno(),
             filter_fd=filter_fd,
             program=program,
         )
@@ -297,11 +297,11 @@ def start(
             env={"PATH": os.defpath},
             cwd="/",
             start_new_session=True,
-            pass_fds=[fd for fd in (state.fileno(), info_write, ready_write, filter_fd) if fd is not None],
+            pass_fds=[fd for fd in (state.fileno(), info.fileno(), ready.fileno(), filter_fd) if fd is not None],
         )
         remember_child(child)
-        os.close(info_write)
-        os.close(ready_write)
+        info.close()
+        ready.close()
         pid, start_time = read_info(info_read)
         if pid is None or not wait_ready(ready_read):
             child.kill()
@@ -313,11 +313,11 @@ def start(
         return {"pid": pid, "start_time": start_time}
 
 
-def open_pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
-    """A pipe whose reading end is closed by the stack; the writing end is the caller's to close."""
+def open_pipe(stack: contextlib.ExitStack) -> tuple[int, io.FileIO]:
+    """A pipe; the stack closes both ends, the writing one must be closed earlier for the reader to see the end."""
     reading, writing = os.pipe()
     stack.callback(os.close, reading)
-    return reading, writing
+    return reading, stack.enter_context(io.FileIO(writing, "w"))
 
 
 def open_filter(stack: contextlib.ExitStack) -> int | None:
@@ -375,55 +375,17 @@ def read_state(directory: Path) -> Mapping[str, Any]:
         if not data:
             return {}
         with contextlib.suppress(ValueError):
-            state = json.loads(data)
-            return state if isinstance(state, dict) else {}
+            return check_state(json.loads(data))
         time.sleep(0.001)
     return {}
 
 
-def start_time_of(pid: int) -> int | None:
-    """When the kernel started it, in ticks since boot; None where there is no such process, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def is_running(process: tuple[int, int]) -> bool:
-    pid, start_time = process
-    return start_time_of(pid) == start_time
-
-
-def send_signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def wait_gone(processes: Sequence[tuple[int, int]], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    pause_s = 0.002
-    while any(map(is_running, processes)):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(pause_s)
-        pause_s = min(0.05, pause_s * 2)
-    return True
-
-
-def find_processes(marker: str) -> list[tuple[int, int]]:
-    """Living processes whose command line has this word."""
-    wanted = marker.encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
-                start_time = start_time_of(int(name))
-                if start_time is not None:
-                    found.append((int(name), start_time))
-    return found
+def check_state(state: object) -> Mapping[str, Any]:
+    """In a user namespace a harness can, with effort, write where its supervisor writes: types are not taken on trust."""
+    kinds = {"running": bool, "exit_code": int | None, "timed_out": bool, "limit": str, "cpu_s": int | float}
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), kind) for name, kind in kinds.items()):
+        raise ValueError("not a supervisor's state")
+    return state
 
 
 @cache

@@ -19,16 +19,14 @@ from django.utils import timezone
 
 from environments.models import Sandbox
 from environments.sandboxes import cgroups
+from environments.sandboxes.host import find_processes, send_signal, wait_gone
 from environments.sandboxes.process import (
     KILL_TIMEOUT_S,
     ProcessHandle,
     directory_of,
-    find_processes,
     host_name,
     marker_of,
     root_directory,
-    send_signal,
-    wait_gone,
 )
 from environments.sandboxes.protocol import SandboxError
 from environments.sandboxes.trees import read_regular, remove_tree

@@ -6,7 +6,8 @@ Holds: when the harness's own process has ended, or must end, every other proces
        says so; nothing in here can touch the files on the host that carry output and state.
 Never: imports more than the standard library, needs the network, or depends on the worker that launched it being alive.
 
-SIGTERM means: end the harness (SIGTERM to its group, SIGKILL to all after `grace_s`), then leave.
+SIGTERM means: end the harness (SIGTERM to its group, SIGKILL to all after `grace_s`), then leave. A second one: SIGKILL
+to all now. The last output is read and the exit code recorded in either case.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Supervisor:
         self.state_fd = state_fd
         self.ready_fd = ready_fd
         self.limit = ""
+        self.is_clear = False
         self.exit_code: int | None = None
         self.kill_at: float | None = None
         self.cpu_s = 0.0
@@ -88,6 +90,7 @@ class Supervisor:
         os.close(self.ready_fd)
         self.watch()
         self.clear()
+        self.is_clear = True
         self.record()
         code = self.exit_code or 0
         return code if code >= 0 else 128 - code
@@ -125,6 +128,8 @@ class Supervisor:
 
     def on_signals(self, numbers: bytes) -> None:
         if signal.SIGTERM in numbers:
+            if self.kill_at is not None:
+                kill_all()
             self.end("stopped")
         if signal.SIGCHLD in numbers:
             self.reap()
@@ -185,6 +190,7 @@ class Supervisor:
         self.kill_at = time.monotonic() + (0.0 if at_once else self.order["grace_s"])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.harness, signal.SIGKILL if at_once else signal.SIGTERM)
+        self.record()
 
     def clear(self) -> None:
         """Kill what the harness left, then take the output that is still in the pipe."""
@@ -205,8 +211,8 @@ class Supervisor:
 
     def record(self) -> None:
         state = {
-            "running": self.exit_code is None,
-            "exit_code": self.exit_code,
+            "running": not self.is_clear,
+            "exit_code": self.exit_code if self.is_clear else None,
             "timed_out": self.limit == "time",
             "limit": self.limit,
             "cpu_s": round(self.cpu_s, 3),

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -14,8 +14,30 @@ MIB = 1024 * 1024
 LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes=256 * MIB, disk_bytes=256 * MIB)
 
 
-class LaunchShell(Protocol):
-    def __call__(self, script: str, **changes: Any) -> Handle: ...
+class LaunchShell:
+    """Start a bash script in a sandbox; `changes` are fields of Launch."""
+
+    def __init__(self, rollout: Rollout, tree: Path) -> None:
+        self.rollout = rollout
+        self.tree = tree
+
+    def build(self, script: str, **changes: Any) -> Launch:
+        order: dict[str, Any] = {
+            "rollout_id": self.rollout.id,
+            "session_id": None,
+            "purpose": "agent",
+            "command": ["/bin/bash", "-c", script],
+            "environment": {},
+            "work_tree": self.tree,
+            "read_only": (),
+            "gateway": False,
+            "timeout_s": 60.0,
+            "limits": LIMITS,
+        }
+        return Launch(**(order | changes))
+
+    def __call__(self, script: str, **changes: Any) -> Handle:
+        return get_sandboxes("process").launch(self.build(script, **changes))
 
 
 @pytest.fixture
@@ -63,28 +85,11 @@ def each_enforcement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def launch_shell(rollout: Rollout, directories: Path) -> Iterator[LaunchShell]:
-    sandboxes = get_sandboxes("process")
     tree = directories / "tree"
     tree.mkdir()
     (tree / "task.txt").write_text("find me\n")
-
-    def launch(script: str, **changes: Any) -> Handle:
-        order: dict[str, Any] = {
-            "rollout_id": rollout.id,
-            "session_id": None,
-            "purpose": "agent",
-            "command": ["/bin/bash", "-c", script],
-            "environment": {},
-            "work_tree": tree,
-            "read_only": (),
-            "gateway": False,
-            "timeout_s": 60.0,
-            "limits": LIMITS,
-        }
-        return sandboxes.launch(Launch(**(order | changes)))
-
-    yield launch
+    yield LaunchShell(rollout, tree)
     for row in Sandbox.objects.all():
-        handle = sandboxes.attach(row)
+        handle = get_sandboxes("process").attach(row)
         if handle is not None:
             handle.remove()

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -14,7 +15,8 @@ from django.utils import timezone
 
 from environments.models import Sandbox
 from environments.sandboxes import Mount, SandboxError, get_sandboxes, process, reap
-from environments.sandboxes.process import directory_of, find_processes, marker_of
+from environments.sandboxes.host import find_processes
+from environments.sandboxes.process import directory_of, marker_of
 from tests.environments.sandboxes.conftest import LaunchShell
 from tests.environments.sandboxes.fake_gateway import body_of
 from tests.environments.sandboxes.gateways import FakeGateway
@@ -55,12 +57,65 @@ def test_a_daemon_does_not_outlive_the_harness(launch_shell: LaunchShell) -> Non
     assert processes_with(word) == []
 
 
+def test_eight_sandboxes_started_at_once_are_eight(launch_shell: LaunchShell) -> None:
+    """Their pipes must not get into each other; only the row is written by the test's own thread."""
+    with ThreadPoolExecutor(8) as threads:
+        rows = [Sandbox(id=uuid4()) for _ in range(8)]
+        order = launch_shell.build("echo $((6 * 7)); sleep 60")
+        bwrap = str(shutil.which("bwrap"))
+        handles = list(threads.map(lambda row: process.choose_and_start(bwrap, row.id, order), rows))
+    for row, found in zip(rows, handles, strict=True):
+        row.handle, row.directory, row.host = found, str(directory_of(row.id)), process.host_name()
+        row.lease_expires_at = timezone.now()
+        row.save()
+    for row in rows:
+        handle = get_sandboxes("process").attach(row)
+        assert handle is not None
+        wait_output(handle, b"42\n")
+    assert len(reap()) == 8
+
+
 def test_a_polite_harness_can_finish_its_last_words_when_it_is_stopped(launch_shell: LaunchShell) -> None:
     handle = launch_shell("trap 'echo saved > /logs/out; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
     wait_output(handle, b"ready")
     handle.stop()
     assert (handle.logs / "out").read_text() == "saved\n"
     assert handle.status().limit == "stopped"
+
+
+def test_the_last_words_of_a_harness_that_had_to_be_killed_are_kept(launch_shell: LaunchShell) -> None:
+    handle = launch_shell("trap 'echo no' TERM; echo ready; while :; do sleep 0.05; done")
+    wait_output(handle, b"ready")
+    handle.stop(grace_s=0.3)
+    assert b"no\n" in handle.read_output(0)
+    assert (handle.status().limit, handle.status().exit_code) == ("stopped", -9)
+
+
+@pytest.mark.usefixtures("each_identity")
+def test_a_relay_that_was_killed_is_replaced(launch_shell: LaunchShell, directories: Path) -> None:
+    gateway = FakeGateway(directories / "gateway")
+    gateway.start()
+    client = (
+        "import http.client as h\nc = h.HTTPConnection('127.0.0.1', 8100)\nc.request('GET', '/echo')\n"
+        "print(c.getresponse().status)\n"
+    )
+    handle = launch_shell(
+        f'while [ ! -e go ]; do sleep 0.02; done; /gyre/venv/bin/python -I -S -c "{client}"', gateway=True
+    )
+    wait_for(lambda: relays_of(handle.row.handle["pid"]))
+    [relay] = relays_of(handle.row.handle["pid"])
+    os.kill(relay, signal.SIGKILL)
+    wait_for(lambda: relays_of(handle.row.handle["pid"]) not in ([], [relay]))
+    (handle.work_tree / "go").touch()
+
+    wait_end(handle)
+    gateway.kill()
+    assert handle.read_output(0) == b"200\n"
+
+
+def relays_of(supervisor: int) -> list[int]:
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return [int(pid) for pid in children if b"/gyre/bin/relay.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -95,6 +150,15 @@ def test_a_sandbox_killed_from_outside_is_reported_lost(launch_shell: LaunchShel
     os.kill(handle.row.handle["pid"], signal.SIGKILL)
     status = wait_end(handle)
     assert (status.exit_code, status.limit) == (None, "lost")
+
+
+@pytest.mark.parametrize("forged", [b"[]", b'{"running": "no"}', b"\xff" * 512, b""])
+def test_a_forged_state_is_no_state(launch_shell: LaunchShell, forged: bytes) -> None:
+    handle = launch_shell("sleep 100")
+    os.kill(handle.row.handle["pid"], signal.SIGKILL)
+    wait_end(handle)
+    (handle.work_tree.parent / "state").write_bytes(forged)
+    assert (handle.status().running, handle.status().limit) == (False, "lost")
 
 
 def test_a_removed_sandbox_cannot_be_attached(launch_shell: LaunchShell) -> None:

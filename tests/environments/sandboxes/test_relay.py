@@ -211,3 +211,35 @@ def test_an_http_1_0_client_gets_a_body_without_chunks(gateway: FakeGateway, por
     head, _, body = read_raw(port, b"GET /body?size=3000 HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
     assert body == body_of(3000)
     assert b"transfer-encoding" not in head.lower()
+
+
+@pytest.fixture
+def impatient_port(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A relay in a thread of the test, that gives a client up soon."""
+    monkeypatch.setattr(relay_program, "CLIENT_IDLE_S", 0.2)
+    monkeypatch.setattr(relay_program, "CLIENT_STUCK_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        relay = relay_program.Relay(listener, str(gateway.socket))
+        threading.Thread(target=relay.serve, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+def test_a_client_that_sends_half_a_request_is_given_up(impatient_port: int) -> None:
+    assert read_raw(impatient_port, b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\nhal") == b""
+
+
+def test_a_client_that_takes_nothing_is_given_up_and_so_is_its_call(gateway: FakeGateway, impatient_port: int) -> None:
+    gateway.start()
+    with socket.create_connection(("127.0.0.1", impatient_port)) as client:
+        client.sendall(b"GET /body?size=30000000&stall=25000000 HTTP/1.1\r\nhost: x\r\n\r\n")
+        wait_for(lambda: gateway.events() != [])
+        received = 0
+        wait_for(lambda: relay_threads() == 0)
+        while data := client.recv(1 << 20):
+            received += len(data)
+    assert received < 25_000_000
+    assert gateway.events("stalled") == []
+
+
+def relay_threads() -> int:
+    return sum("serve_client" in thread.name for thread in threading.enumerate())
