@@ -37,6 +37,15 @@ from environments.models import Engine, Model
 from training.config import EngineSection
 from training.engine_client import EngineClient, EngineError, Load
 from training.engine_command import Listening, Weights, build_command, build_environment, choose_dtype
+from training.engine_weights import (
+    TOLERANCE,
+    check_weights,
+    digest_files,
+    mean_difference,
+    probe_ids,
+    read_reference,
+    read_vocabulary_size,
+)
 
 __all__ = ["EngineError", "RunningEngine", "StaleWeights", "attach_engine", "probe_ids", "start_engine"]
 
@@ -45,20 +54,12 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 600.0
 PAUSE_LEASE_S = 120.0
 """Longest an engine stands still for a weight change whose author died."""
-PROBE_LENGTH = 48
-TOLERANCE = {"float32": 2e-4, "bfloat16": 2.5e-2}
-"""Largest mean difference between the trainer's logprobs of the probe and the engine's. (A stale head in float32: 1e-2.)"""
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes that this one started: they must be waited for, or they stay as zombies."""
 
 
 class StaleWeights(EngineError):
     """The engine does not have the weights it was given."""
-
-
-def probe_ids(vocabulary_size: int) -> list[int]:
-    """The prompt of the probe: spread over the vocabulary, the same everywhere."""
-    return [(101 + 7919 * n) % vocabulary_size for n in range(PROBE_LENGTH)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +181,6 @@ def start_process(
     return state
 
 
-def read_vocabulary_size(directory: Path) -> int:
-    config = json.loads((directory / "config.json").read_text())
-    return int((config.get("text_config") or config)["vocab_size"])
-
-
 def save_state(row: Engine, state: ProcessState) -> None:
     path = engine_directory(row) / "engine.json"
     unfinished = path.with_suffix(".new")
@@ -274,7 +270,8 @@ class RunningEngine:
         afterwards.
 
         cache_policy: recompute (open contexts are read again) or keep (old keys and values stay).
-        reference_logprobs: the trainer's, of probe_ids(vocabulary)[1:], temperature 1.
+        reference_logprobs: the trainer's, of probe_ids(vocabulary)[1:], temperature 1; None: those that the directory
+        brings along (`probe_logprobs` in its gyre.json), if any.
         Raises StaleWeights, with the row FAILED and the process ended, when the engine does not have them; EngineError
         likewise when the change failed half-way, but with the engine as it was when the files were refused beforehand.
         """
@@ -286,7 +283,8 @@ class RunningEngine:
             self.client.reload(str(weights_path))
             self.client.set_version(version)
             self.row.version = version
-        self.remember(weights_path, self._checked_probe(weights_path, reference_logprobs))
+        reference = read_reference(weights_path) if reference_logprobs is None else reference_logprobs
+        self.remember(weights_path, self._checked_probe(weights_path, reference))
         self.set_row(Engine.State.SERVING, "")
         return time.monotonic() - began
 
@@ -406,41 +404,3 @@ class RunningEngine:
     def _update_state(self, **changes: Any) -> None:
         self.state = ProcessState(**{**asdict(self.state), **changes})
         save_state(self.row, self.state)
-
-
-def check_weights(directory: Path) -> None:
-    """Refuse what an engine would half load in silence."""
-    names = [name for file in sorted(directory.glob("*.safetensors")) for name in tensor_names(file)]
-    if not names:
-        raise EngineError(f"{directory} has no *.safetensors; the engine keeps its weights.")
-    if "lm_head.weight" not in names:
-        raise EngineError(
-            f"{directory} has no lm_head.weight: an engine would keep a stale head and answer success. "
-            "Write it, also where embeddings are tied."
-        )
-
-
-def tensor_names(file: Path) -> list[str]:
-    with file.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    return [name for name in header if name != "__metadata__"]
-
-
-def digest_files(directory: Path) -> list[tuple[str, int, bytes]]:
-    """Cheap: name, size and a sample of each file's bytes from many places; equal for copies of the same weights."""
-    out = []
-    for file in sorted(directory.glob("*.safetensors")):
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            pieces = []
-            for part in range(256):
-                stream.seek(part * size // 256)
-                pieces.append(stream.read(64))
-        out.append((file.name, size, b"".join(pieces)))
-    return out
-
-
-def mean_difference(a: Sequence[float], b: Sequence[float]) -> float:
-    if len(a) != len(b) or not a:
-        return float("inf")
-    return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)

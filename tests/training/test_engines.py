@@ -16,16 +16,8 @@ from environments.models import Engine, Model
 from training.config import EngineSection
 from training.engine_client import EngineClient
 from training.engine_command import Listening, Weights, build_command, build_environment
-from training.engines import (
-    EngineError,
-    RunningEngine,
-    StaleWeights,
-    attach_engine,
-    check_weights,
-    mean_difference,
-    probe_ids,
-    start_engine,
-)
+from training.engine_weights import check_weights, mean_difference, probe_ids
+from training.engines import EngineError, RunningEngine, StaleWeights, attach_engine, start_engine
 
 VOCABULARY = 512
 CONFIG = EngineSection(dtype="float32", kv_cache_gb=0.2, max_context_tokens=1024, max_running=8)
