@@ -230,12 +230,12 @@ class Supervisor:
                 print(f"{time.strftime('%H:%M:%S')} {name:>10} | {text}", file=self._log)
 
 
-def make_private_directory(path: Path, *, mode: int = 0o700) -> None:
+def make_own_directory(path: Path, mode: int) -> None:
     """Sockets live here: a directory that somebody else made first, as anyone may in /tmp, is refused.
 
-    The gateway's, below a private one, is bound into sandboxes whose users are not this one: they may enter it.
+    As root every sandbox has a user of its own, which must be able to enter the gateway's directory.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.mkdir(parents=True, exist_ok=True)
     if path.is_symlink() or path.stat().st_uid != os.geteuid():
         raise UpError(f"{path} belongs to somebody else. Set GYRE_RUNTIME to a short path of your own.")
     path.chmod(mode)

@@ -19,7 +19,7 @@ from gyre_web.up.doctor import Finding, as_json, examine
 from gyre_web.up.parts import Part
 from gyre_web.up.ports import free_port
 from gyre_web.up.processes import is_same_process, start_time
-from gyre_web.up.supervisor import Supervisor, UpError, make_private_directory, running_system
+from gyre_web.up.supervisor import Supervisor, UpError, make_own_directory, running_system
 
 SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
 
@@ -149,7 +149,7 @@ def test_a_runtime_directory_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(UpError, match="GYRE_RUNTIME"):
-        make_private_directory(tmp_path / "link")
+        make_own_directory(tmp_path / "link", 0o711)
 
 
 def test_the_doctor_fails_only_for_what_is_needed():
