@@ -14,7 +14,7 @@ import shlex
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ MAX_TRIALS = 3
 MAX_REWARD_BYTES = 1 << 20
 MAX_LOG_CHARS = 64 * 1024
 POLL_S = (0.01, 0.25)
+RENEW_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +61,43 @@ class Interrupted(Exception):
     """The worker is to stop; nothing of this trial is left."""
 
 
-def verify(assessment: Assessment, sandboxes: Sandboxes, stop: threading.Event) -> Verdict:
-    """Run the task's tests until one trial yields a reward. Raises Interrupted when `stop` is set."""
+def verify(
+    assessment: Assessment,
+    sandboxes: Sandboxes,
+    stop: threading.Event,
+    keep_alive: Callable[[], None] = lambda: None,
+) -> Verdict:
+    """Run the task's tests until one trial yields a reward. Raises Interrupted when `stop` is set.
+
+    keep_alive: called while it waits; what it raises ends the trial and leaves nothing of it.
+    """
     deadline = time.monotonic() + assessment.deadline_s
     log, error, trials = "", "the deadline was over before it began", 0
     while trials < MAX_TRIALS and time.monotonic() < deadline:
         trials += 1
         try:
-            reward, parts, log = _run_trial(assessment, sandboxes, deadline, stop)
+            reward, parts, log = _run_trial(assessment, sandboxes, deadline, stop, keep_alive)
         except VerifierError as failure:
             error, log = str(failure), getattr(failure, "log", log)
         except SandboxError as failure:
             error = str(failure)
+        except OSError as failure:
+            error = f"the tests cannot be read: {failure}"
         else:
             return Verdict(reward=reward, parts=parts, log=log, trials=trials)
     return Verdict(reward=None, log=log, trials=trials, error=f"verifier: {error} (after {trials} trials)")
 
 
 def _run_trial(
-    assessment: Assessment, sandboxes: Sandboxes, deadline: float, stop: threading.Event
+    assessment: Assessment,
+    sandboxes: Sandboxes,
+    deadline: float,
+    stop: threading.Event,
+    keep_alive: Callable[[], None],
 ) -> tuple[float, dict[str, float], str]:
     handle = sandboxes.launch(_build_launch(assessment, deadline))
     try:
-        timed_out = _wait(handle, deadline, stop)
+        timed_out = _wait(handle, deadline, stop, keep_alive)
         log = read_log(handle)
         try:
             if timed_out:
@@ -119,15 +134,20 @@ def _interpreter(script: Path) -> str:
     return shlex.join(shlex.split(first[2:])) if first.startswith("#!") and first[2:].strip() else "/bin/sh"
 
 
-def _wait(handle: Handle, deadline: float, stop: threading.Event) -> bool:
+def _wait(handle: Handle, deadline: float, stop: threading.Event, keep_alive: Callable[[], None]) -> bool:
     """Until it has ended; True: it did not in time. Raises Interrupted."""
     pause_s = POLL_S[0]
+    renewed_at = time.monotonic()
     while True:
         status = handle.status()
         if not status.running:
             return status.timed_out
         if time.monotonic() > deadline + 1.0:
             return True
+        if time.monotonic() > renewed_at + RENEW_S:
+            handle.renew()
+            renewed_at = time.monotonic()
+        keep_alive()
         if stop.wait(pause_s):
             raise Interrupted
         pause_s = min(pause_s * 1.5, POLL_S[1])

@@ -62,7 +62,7 @@ def rules_for(rollout: Rollout) -> list[tuple[str, str]]:
 
 
 def is_sampling(rollout: Rollout) -> bool:
-    """Some tokens of the first call are there; it has 160 and gets 40 a second."""
+    """Some tokens of the first call are there; it has some 120 and gets 60 a second."""
     return any(entry.kind == "tokens" for entry in async_to_sync(live.read)(rollout.pk, None).entries)
 
 
@@ -90,9 +90,10 @@ def test_a_budget_ends_a_rollout_and_what_is_left_is_graded(processes):
     assert (rollout.outcome, rollout.reward) == ("budget_reached", 1.0)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_call_is_followed_by_another_that_finds_the_sandbox(processes):
     rollout = make_rollout("create")
-    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=40))
+    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=60))
     processes.start_gateway()
     worker = processes.start_worker(rollout.pk)
     wait_for(lambda: is_sampling(rollout))
@@ -106,9 +107,10 @@ def test_a_worker_killed_in_mid_call_is_followed_by_another_that_finds_the_sandb
     assert rollout.num_calls == Call.objects.filter(rollout=rollout, state="completed").count() == 2
 
 
+@pytest.mark.slow
 def test_a_gateway_killed_in_mid_call_is_nothing_that_the_harness_sees(processes):
     rollout = make_rollout("create")
-    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=40))
+    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=60))
     gateway = processes.start_gateway()
     worker = processes.start_worker(rollout.pk)
     wait_for(lambda: is_sampling(rollout))

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,19 +14,13 @@ from environments import leases, live
 from environments.models import Rollout, Sandbox, Session
 from environments.rollouts import request_cancel, requeue_lost_rollouts, run_rollout
 from tests.environments.rollouts.conftest import drive
+from tests.environments.rollouts.processes import Processes, wait_for
 
 pytestmark = pytest.mark.sandbox
 
 
 def live_entries(rollout: Rollout) -> list[live.Entry]:
     return async_to_sync(live.read)(rollout.pk, None).entries
-
-
-def wait_for(condition, timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.02)
 
 
 def start_thread(rollout: Rollout, stop: threading.Event, owner: str = "first") -> threading.Thread:
@@ -180,6 +173,80 @@ def test_a_second_delivery_finds_the_lease_taken_and_goes_home(make_rollout):
     assert leases.take(rollout.pk, "first") is not None
     drive(rollout, owner="second")
     assert (rollout.state, rollout.lease_owner) == ("queued", "first")
+
+
+SLOW_TEST = (
+    "while [ ! -e /work/slow ] && [ $((i = i + 1)) -lt 30 ]; do sleep 0.1; done; echo 1 > /logs/verifier/reward.txt"
+)
+
+
+def test_grading_that_was_interrupted_is_done_again_by_the_next_driver(make_rollout, settings):
+    rollout = make_rollout("printf good > out.txt", test=SLOW_TEST)
+    stop = threading.Event()
+    thread = start_thread(rollout, stop)
+    wait_for(lambda: Sandbox.objects.filter(rollout=rollout, purpose="verifier").exists())
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert state_of(rollout) == "verifying"
+    Path(Sandbox.objects.get(rollout=rollout, purpose="agent").directory, "work", "slow").touch()
+    drive(rollout, owner="second")
+    assert (rollout.outcome, rollout.reward) == ("completed", 1.0)
+    assert nothing_is_left(rollout, settings.DATA_DIR)
+
+
+def test_a_worker_killed_while_it_grades_leaves_nothing_that_the_next_does_not_clear(make_rollout, settings, tmp_path):
+    rollout = make_rollout("printf good > out.txt", test=SLOW_TEST)
+    processes = Processes(tmp_path)
+    worker = processes.start_worker(rollout.pk)
+    wait_for(lambda: Sandbox.objects.filter(rollout=rollout, purpose="verifier").exclude(handle={}).exists())
+    processes.stop()
+    assert worker.returncode == -signal.SIGKILL
+    Rollout.objects.filter(pk=rollout.pk).update(lease_expires_at=timezone.now() - timedelta(seconds=1))
+    drive(rollout, owner="second")
+    assert (rollout.outcome, rollout.reward, rollout.lease_epoch) == ("completed", 1.0, 2)
+    assert nothing_is_left(rollout, settings.DATA_DIR)
+
+
+def test_a_rollout_is_cancelled_while_it_is_graded(make_rollout, settings):
+    rollout = make_rollout("printf good > out.txt", test=SLOW_TEST)
+    thread = start_thread(rollout, threading.Event())
+    wait_for(lambda: state_of(rollout) == "verifying")
+    request_cancel(rollout.pk)
+    thread.join(10)
+    rollout.refresh_from_db()
+    assert (rollout.outcome, rollout.reward) == ("cancelled", None)
+    assert nothing_is_left(rollout, settings.DATA_DIR)
+
+
+def test_a_lease_is_renewed_for_as_long_as_its_driver_polls(make_rollout, monkeypatch):
+    monkeypatch.setattr(leases, "RENEW_S", 0.2)
+    rollout = make_rollout("while [ ! -e go ]; do sleep 0.05; done")
+    stop = threading.Event()
+    thread = start_thread(rollout, stop)
+    wait_for(lambda: state_of(rollout) == "running")
+    first = Rollout.objects.get(pk=rollout.pk).lease_expires_at
+    wait_for(lambda: Rollout.objects.get(pk=rollout.pk).lease_expires_at > first + timedelta(seconds=0.5))
+    stop.set()
+    thread.join(5)
+
+
+def test_a_task_whose_directory_is_gone_is_named(make_rollout):
+    rollout = make_rollout()
+    rollout.task.directory = "/nowhere"
+    rollout.task.save()
+    drive(rollout)
+    assert rollout.outcome == "sandbox_failed"
+    assert "/nowhere" in rollout.error
+
+
+def test_sixteen_rollouts_at_once_share_one_process(make_rollout, settings):
+    rollouts = [make_rollout(f"sleep 0.{number % 5}; printf good > out.txt") for number in range(16)]
+    threads = [start_thread(rollout, threading.Event(), owner="one") for rollout in rollouts]
+    for thread in threads:
+        thread.join(60)
+    assert set(Rollout.objects.values_list("outcome", "reward")) == {("completed", 1.0)}
+    assert all(nothing_is_left(rollout, settings.DATA_DIR) for rollout in rollouts)
 
 
 def test_a_sandbox_that_is_lost_before_any_call_is_replaced(make_rollout):
