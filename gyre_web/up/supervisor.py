@@ -73,8 +73,8 @@ class Supervisor:
         if self.log_path:
             self._log = self.log_path.open("a", buffering=1)
         self._end_leftovers()
-        make_private_directory(Path(settings.RUNTIME_DIR))
-        make_private_directory(Path(settings.GATEWAY_SOCKET_DIR), mode=0o755)
+        make_own_directory(Path(settings.RUNTIME_DIR), 0o711)
+        make_own_directory(Path(settings.GATEWAY_SOCKET_DIR), 0o755)
         self._start_services(service_directory(data_dir))
         self._write_record()
         self._migrate()
