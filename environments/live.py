@@ -36,6 +36,8 @@ EXPIRES_AFTER_END_S = 3600
 EXPIRES_UNENDED_S = 14 * 24 * 3600
 """A log whose rollout never said that it ended does not stay for ever."""
 BELL_INTERVAL_S = 0.04
+MIN_INTERVAL_S = 0.003
+"""Between two pipelines: at a high rate appends gather, the first after a pause goes at once."""
 SYNC_TIMEOUT_S = 10.0
 
 APPEND = (
@@ -161,6 +163,7 @@ class _Writer:
     digest: str = ""
     rung: dict[UUID, float] = field(default_factory=dict)
     trailing: set[UUID] = field(default_factory=set)
+    sent: float = 0.0
     late: set[UUID] = field(default_factory=set)
     """Whose bell rings with the next pipeline, even if nothing is appended."""
 
@@ -178,7 +181,12 @@ class _Writer:
             self.task = asyncio.create_task(self._flush())
 
     async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
         while self.waiting or self.late:
+            pause_s = self.sent + MIN_INTERVAL_S - loop.time()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+            self.sent = loop.time()
             batch, self.waiting = self.waiting, {}
             late, self.late = self.late, set()
             bells = late | {rollout_id for rollout_id in batch if self._is_bell_due(rollout_id)}

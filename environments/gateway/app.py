@@ -100,13 +100,7 @@ class Gateway:
     async def stop(self) -> None:
         """Calls under way stay open in the record; the next gateway goes on with them."""
         for held in self.sessions.held.values():
-            held.rollout.is_lost = True
-            for call in held.rollout.calls.values():
-                if call.abort_timer:
-                    call.abort_timer.cancel()
-                if call.task and call.is_open and not call.is_committing:
-                    call.task.cancel()
-                call.changed.fire()
+            await self.calls.stop(held.rollout)
         await self.routing.stop()
         await self.sessions.stop()
         self.client.close()

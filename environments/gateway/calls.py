@@ -65,7 +65,6 @@ class Calls:
             rollout.last_used = time.monotonic()
             known = rollout.by_relay.get((session_id, relay_call)) if relay_call else None
             if known:
-                known.request = request
                 return known
             plan = rollout.tree.plan(request, rollout.renderer)
             digest = digest_request(plan, request)
@@ -83,6 +82,19 @@ class Calls:
 
     def start(self, rollout: OpenRollout, call: LiveCall) -> None:
         call.task = asyncio.create_task(self._run(rollout, call))
+
+    async def stop(self, rollout: OpenRollout) -> None:
+        """Leave its calls as the record has them; whoever loads the rollout next goes on with them."""
+        rollout.is_lost = True
+        tasks = []
+        for call in rollout.calls.values():
+            if call.abort_timer:
+                call.abort_timer.cancel()
+            if call.task and call.is_open and not call.is_committing:
+                call.task.cancel()
+                tasks.append(call.task)
+            call.changed.fire()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _build(
         self,
@@ -131,7 +143,7 @@ class Calls:
             held_s=0.0,
             duration_s=None,
         )
-        return LiveCall(row=row, opener=plan.opener, max_tokens=max_tokens, request=request, agent=request.agent)
+        return LiveCall(row=row, opener=plan.opener, max_tokens=max_tokens, agent=request.agent)
 
     async def _check_budgets(self, rollout: OpenRollout, call: LiveCall, dialect: Dialect) -> None:
         """Raises Refusal when this call would pass a budget; the first to do so is recorded and ends the rollout."""

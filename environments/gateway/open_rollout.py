@@ -17,7 +17,7 @@ from uuid import UUID
 
 from environments.config import Budgets, Sampling
 from environments.gateway.dialects import Answer
-from environments.gateway.messages import Message, Request
+from environments.gateway.messages import Message
 from environments.gateway.record import CallRow, Counters
 from environments.gateway.signal import Signal
 from environments.gateway.tree import Tree
@@ -32,7 +32,6 @@ class LiveCall:
     opener: list[int]
     max_tokens: int
     started: float = field(default_factory=time.monotonic)
-    request: Request | None = None
     agent: str = ""
     branch_role: str = "main"
     sampled: list[int] = field(default_factory=list)

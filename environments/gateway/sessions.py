@@ -92,6 +92,8 @@ class Sessions:
             return Elsewhere(gateway=holder)  # another gateway was faster; it says so when asked again
         rollout = next((h.rollout for h in self.held.values() if h.rollout.id == session.rollout_id), None)
         if rollout is None or rollout.is_lost:
+            if rollout:
+                await self.calls.stop(rollout)
             rollout = await self._load(session)
         held = Held(session=session, rollout=rollout)
         self.held[session.key] = held

@@ -84,6 +84,8 @@ class Tree:
         self.distinct_tokens = 0
         self._by_key: dict[bytes, list[int]] = {}
         self._has_child: set[int] = set()
+        self._drifted: set[tuple[int, str]] = set()
+        """(node, class) already counted: the same rewritten turn comes again with every request."""
 
     def add(self, node: TreeNode) -> None:
         assert node.index == len(self.nodes), "node indices are dense"
@@ -175,20 +177,22 @@ class Tree:
         return match_prefix(path, renderer.render(messages, tools))
 
     def _drift(self, path: Sequence[TreeNode], messages: Sequence[Message]) -> Counter[str]:
-        """Differences that the matching forgave in our own answers, by class."""
-        drift: Counter[str] = Counter()
+        """Differences that the matching forgave in our own answers, by class; each counted once a node."""
+        found: list[tuple[int, str]] = []
         for node, echoed in zip(path, messages, strict=False):
             ours = node.message
             if not node.sampled or ours is None:
                 continue
             our_calls, their_calls = ours.get("tool_calls") or [], echoed.get("tool_calls") or []
             if [(c["name"], c["arguments"]) for c in our_calls] != [(c["name"], c["arguments"]) for c in their_calls]:
-                drift["arguments"] += 1
+                found.append((node.index, "arguments"))
             if (ours.get("content") or "") != (echoed.get("content") or "") or (
                 ours.get("reasoning") and ours["reasoning"] != echoed.get("reasoning")
             ):
-                drift["shape"] += 1
-        return drift
+                found.append((node.index, "shape"))
+        new = [item for item in found if item not in self._drifted]
+        self._drifted.update(new)
+        return Counter(kind for _, kind in new)
 
 
 def match_prefix(path: Sequence[TreeNode], rendered: Sequence[Sequence[int]]) -> tuple[int, list[list[int]]]:

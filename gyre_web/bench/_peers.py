@@ -8,4 +8,4 @@ from typing import Any
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    return {name: "skipped: not installed" for name in ("litellm", "rllm-model-gateway", "verifiers")}
+    return dict.fromkeys(("litellm", "rllm-model-gateway", "verifiers"), "skipped: not installed")

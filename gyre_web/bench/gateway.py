@@ -180,7 +180,7 @@ async def stream_sessions(socket: Path, keys: list[str], *, turns: int) -> Timin
 
     async def one(number: int, key: str) -> None:
         await asyncio.sleep(number / STREAMS)
-        messages = [{"role": "user", "content": ("bench %d " % number).ljust(PROMPT_CHARS, "x")}]
+        messages = [{"role": "user", "content": f"bench {number} ".ljust(PROMPT_CHARS, "x")}]
         for turn in range(turns):
             body = orjson.dumps({"model": "M", "messages": messages, "stream": True})
             await ask(client, socket, f"/s/{key}/v1/chat/completions", body, timing)

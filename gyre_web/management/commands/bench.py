@@ -57,5 +57,5 @@ def format_table(result: dict[str, Any], indent: str = "") -> str:
         elif not isinstance(value, list):
             shown = f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else value
             shown = f"{value:.0f}" if isinstance(value, float) and abs(value) >= 100 else shown
-            lines.append(f"{indent}{str(key):{width}}  {shown}")
+            lines.append(f"{indent}{key!s:{width}}  {shown}")
     return "\n".join(lines)

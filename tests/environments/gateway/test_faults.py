@@ -306,3 +306,54 @@ async def test_a_renderer_that_breaks_fails_its_call_and_not_the_session(world, 
         assert (await client.post(PATH, json=chat(INSTRUCTION))).status_code == 200
     states = [call.state async for call in Call.objects.filter(rollout=session.rollout_id).order_by("index")]
     assert states == ["failed", "completed"]
+
+
+async def test_connections_to_postgres_that_break_in_mid_call_are_not_seen_by_the_harness(world):
+    from django.db import connection
+
+    def end_connections():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and datname = %s",
+                [connection.settings_dict["NAME"]],
+            )
+
+    session = await world.session()
+    world.engine.pause()
+    async with world.client(session) as client:
+        call = asyncio.create_task(client.post(PATH, json=chat(INSTRUCTION)))
+        await until(lambda: world.engine.num_started == 1)
+        await sync_to_async(end_connections)()
+        world.engine.resume()
+        assert (await call).status_code == 200
+        await sync_to_async(end_connections)()
+        assert (await client.post(PATH, json=chat("again"))).status_code == 200
+    assert await identity(session.rollout_id, [world.engine]) == 2
+
+
+async def test_a_session_of_a_finished_rollout_ends_while_another_of_it_goes_on(world):
+    """A rollout's second session (its sandbox was lost) continues the same tree."""
+    from environments.models import Session
+
+    first = await world.session()
+    async with world.client(first) as client:
+        await client.post(PATH, json=chat(INSTRUCTION))
+    await Session.objects.filter(id=first.id).aupdate(finished_at=first.created_at)
+    second = await Session.objects.acreate(rollout_id=first.rollout_id)
+    async with world.client(first) as client:
+        assert (await client.post(PATH, json=chat("late"))).status_code == 409
+    async with world.client(second) as client:
+        assert (await client.post(PATH, json=chat(INSTRUCTION))).status_code == 200
+    assert await Node.objects.filter(rollout=first.rollout_id, parent=None).acount() == 1
+    assert [c.index async for c in Call.objects.filter(rollout=first.rollout_id).order_by("index")] == [0, 1]
+
+
+async def test_drift_of_one_turn_is_counted_once_however_long_the_run(world):
+    session = await world.session()
+    world.engine.rule = lambda prompt: f"  turn {prompt.number}  "
+    history = [INSTRUCTION]
+    async with world.client(session) as client:
+        for i in range(4):
+            answer = (await client.post(PATH, json=chat(*history))).json()["choices"][0]["message"]["content"]
+            history += [answer.strip(), f"go {i}"]
+    assert (await Rollout.objects.aget(id=session.rollout_id)).drift == {"shape": 3}
