@@ -83,7 +83,7 @@ def request_step(leadership: Leadership, attempt: Attempt, config: RunConfig) ->
 def _generation_s(groups: list[Group]) -> float:
     """From the first dispatch of the step's groups to the last that became ready."""
     return (
-        max(((group.ready_at or group.created_at) for group in groups)).timestamp()
+        max((group.ready_at or group.created_at) for group in groups).timestamp()
         - min(group.created_at for group in groups).timestamp()
     )
 
