@@ -230,7 +230,7 @@ class Record:
         statement = sql.compile_statement(sql_text)
         async with self._pool.connection() as connection:
             cursor = AsyncRawCursor(connection)
-            await cursor.execute(statement.text, statement.values(parameters))  # type: ignore[arg-type]
+            await cursor.execute(statement.text, statement.values(parameters))
             return cursor.rowcount > 0
 
 

@@ -22,7 +22,8 @@ from django.core.management import call_command
 from django.db import connections
 
 from gyre_web.settings import database_settings
-from gyre_web.up.services import EmbeddedPostgres, EmbeddedValkey, stop_process
+from gyre_web.up.processes import stop_process
+from gyre_web.up.services import EmbeddedPostgres, EmbeddedValkey
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
