@@ -49,6 +49,9 @@ def ensure_builtin_model() -> Model:
     if not (directory / "config.json").is_file():
         with finished_directory(directory) as unfinished:
             convert_gguf(find_gguf(), unfinished)
+    known = Model.objects.filter(name=BUILTIN, path=str(directory)).first()
+    if known and known.settings.get("frames", {}).get("digest") == files_digest(directory):
+        return known
     return add_model(BUILTIN, str(directory))
 
 
