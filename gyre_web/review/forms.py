@@ -11,7 +11,7 @@ from training.models import Run
 
 
 class QueueForm(forms.Form):
-    name = forms.CharField(max_length=120, widget=forms.TextInput(attrs={"class": "input"}))
+    name = forms.CharField(max_length=120, label="Name", widget=forms.TextInput(attrs={"class": "input"}))
     saved_filter = forms.ModelChoiceField(
         SavedFilter.objects.none(), required=False, empty_label="a new filter, below",
         help_text="What the queue holds. A saved filter comes from a run's rollout table.",
@@ -29,26 +29,26 @@ class QueueForm(forms.Form):
         widget=forms.Select(attrs={"class": "select"}),
     )
     reward_min = forms.FloatField(
-        required=False, label="reward from", widget=forms.NumberInput(attrs={"class": "input", "step": "any"})
+        required=False, label="Reward from", widget=forms.NumberInput(attrs={"class": "input", "step": "any"})
     )
     reward_max = forms.FloatField(
-        required=False, label="reward to", widget=forms.NumberInput(attrs={"class": "input", "step": "any"})
+        required=False, label="Reward to", widget=forms.NumberInput(attrs={"class": "input", "step": "any"})
     )
     reviewed = forms.ChoiceField(
         choices=[("", "judged or not"), ("no", "not judged yet"), ("yes", "judged")], required=False,
         widget=forms.Select(attrs={"class": "select"}),
     )  # fmt: skip
-    flagged = forms.BooleanField(required=False, label="only flagged")
-    held = forms.BooleanField(required=False, label="only held for review")
+    flagged = forms.BooleanField(required=False, label="Only flagged")
+    held = forms.BooleanField(required=False, label="Only held for review")
     reviewers_per_item = forms.IntegerField(
         min_value=1,
         max_value=9,
         initial=1,
-        label="reviewers an item",
+        label="Reviewers an item",
         widget=forms.NumberInput(attrs={"class": "input"}),
     )
     reservation_minutes = forms.IntegerField(
-        min_value=1, max_value=240, initial=15, label="reserved for, minutes",
+        min_value=1, max_value=240, initial=15, label="Reserved for, minutes",
         help_text="So long an item on a screen is given to nobody else.", widget=forms.NumberInput(attrs={"class": "input"}),
     )  # fmt: skip
 

@@ -122,6 +122,8 @@ def _add_label(
         rollout_id=rollout.pk, reward=reward, include=INCLUDE[Label.Keep(keep)], release_hold=True
     )
     label.save(update_fields=["effect"])
+    open_items = Reservation.objects.filter(rollout=rollout, reviewer=author, done_at=None)
+    open_items.update(done_at=timezone.now(), skipped_at=None)
     record(
         author, "label.save", rollout, before=before[-1] if before else None, after=label_values(label), reason=reason
     )
@@ -180,11 +182,10 @@ def reserve_next(*, queue: Queue, reviewer: User) -> Reservation | None:
     return reservation
 
 
-def finish_item(*, queue: Queue, rollout_id: UUID, reviewer: User, skipped: bool = False) -> None:
-    """Marks the reviewer's item done, or skipped (then it is not offered to them again)."""
-    now = timezone.now()
-    change = {"skipped_at": now} if skipped else {"done_at": now}
-    Reservation.objects.filter(queue=queue, rollout_id=rollout_id, reviewer=reviewer, done_at=None).update(**change)
+def skip_item(*, queue: Queue, rollout_id: UUID, reviewer: User) -> None:
+    """It is not offered to this reviewer again; others may take it. A judged item stays judged."""
+    item = Reservation.objects.filter(queue=queue, rollout_id=rollout_id, reviewer=reviewer, done_at=None)
+    item.update(skipped_at=timezone.now())
 
 
 @transaction.atomic

@@ -8,7 +8,7 @@ app_name = "review"
 urlpatterns = [
     path("review", views.index, name="index"),
     path("review/<uuid:queue_id>/next", views.next_item, name="next"),
-    path("review/<uuid:queue_id>/items/<uuid:rollout_id>/finish", views.finish, name="finish"),
+    path("review/<uuid:queue_id>/items/<uuid:rollout_id>/skip", views.skip, name="skip"),
     path("review/<uuid:queue_id>/close", views.close, name="close"),
     path("rollouts/<uuid:rollout_id>/labels", views.save_label, name="save_label"),
 ]

@@ -19,7 +19,7 @@ from gyre_web.accounts.access import require_role, signed_in
 from gyre_web.accounts.models import User
 from gyre_web.review import selectors, services
 from gyre_web.review.forms import QueueForm
-from gyre_web.review.models import Queue
+from gyre_web.review.models import Label, Queue
 from gyre_web.runs.models import SavedFilter
 
 
@@ -79,7 +79,8 @@ def index(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         return redirect("review:next", queue_id=make_queue(form, user).pk)
     queues = [selectors.describe_queue(queue, user) for queue in selectors.open_queues()]
-    return render(request, "review/index.html", {"queues": queues, "form": form})
+    may_close = user.has_role(User.Role.OPERATOR)
+    return render(request, "review/index.html", {"queues": queues, "form": form, "may_close": may_close})
 
 
 @transaction.atomic
@@ -121,6 +122,7 @@ def next_item(request: HttpRequest, queue_id: UUID) -> HttpResponse:
         "member": load_member(rollout),
         "neighbours": {"previous": None, "next": None},
         "may_review": True,
+        "label_verdicts": Label.Verdict.choices,
         "queue": queue,
         "progress": progress,
     }
@@ -129,13 +131,9 @@ def next_item(request: HttpRequest, queue_id: UUID) -> HttpResponse:
 
 @require_role(User.Role.REVIEWER)
 @require_POST
-def finish(request: HttpRequest, queue_id: UUID, rollout_id: UUID) -> HttpResponse:
-    """Body: {"skipped": bool}. After a save (done) or a skip, the next item can be asked for."""
-    skipped = request.body == b'{"skipped":true}'
-    services.finish_item(
-        queue=access_queue(queue_id), rollout_id=rollout_id, reviewer=signed_in(request), skipped=skipped
-    )
-    return json_response({"done": True})
+def skip(request: HttpRequest, queue_id: UUID, rollout_id: UUID) -> HttpResponse:
+    services.skip_item(queue=access_queue(queue_id), rollout_id=rollout_id, reviewer=signed_in(request))
+    return json_response({"skipped": True})
 
 
 @require_role(User.Role.OPERATOR)

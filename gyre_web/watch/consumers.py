@@ -19,6 +19,7 @@ from django.contrib.auth import get_user
 from django.contrib.sessions.backends.base import SessionBase
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
+from redis.exceptions import RedisError
 
 from environments.models import Rollout
 from gyre_web.accounts.models import User
@@ -127,8 +128,12 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def send_message(self, message: Message) -> None:
         """Waits while the connection's buffers are full: that is the back pressure of every subscription."""
         async with self.send_lock:
-            if not self.closing:
+            if self.closing:
+                return
+            try:
                 await asyncio.wait_for(self.send(bytes_data=encode(message)), SEND_TIMEOUT_S)
+            except RuntimeError:  # the server's word for: the other side hung up a moment ago
+                self.closing = True
 
     async def end(self, code: CloseCode, reason: str = "") -> None:
         if not self.closing:
@@ -146,8 +151,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await subscription.follow()
         except (TooSlow, TimeoutError):
             await self.end(CloseCode.TOO_SLOW, "No acknowledgement; connect again to go on.")
-        except (OSError, RuntimeError) as error:
-            logger.warning("live subscription ended", extra={"stream": str(subscription.stream), "error": str(error)})
+        except (OSError, RedisError) as error:
+            logger.warning("live subscription ended: %s", error, extra={"stream": str(subscription.stream)})
             await self.end(CloseCode.RESTART, "The live log cannot be read; connect again.")
 
     async def _recheck(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from asgiref.sync import async_to_sync
-from django.db.models import F, Func, IntegerField, Q, QuerySet, Value
+from django.db.models import F, Func, IntegerField, Q, QuerySet, TextField, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce, Concat
 from django.forms.models import model_to_dict
@@ -219,14 +219,19 @@ def build_timeline(rollout: Rollout) -> dict[str, Any]:
 
 def find_nodes(rollout: Rollout, text: str) -> dict[str, Any]:
     """Nodes whose message holds `text` (case-insensitive), in order; `total` counts beyond the limit."""
-    parts = [Coalesce(KeyTextTransform(key, "message"), Value("")) for key in ("content", "reasoning", "tool_calls")]
-    joined = Concat(parts[0], Value("\n"), parts[1], Value("\n"), parts[2])
+    keys = ("content", "reasoning", "tool_calls")
+    parts = [Coalesce(KeyTextTransform(key, "message"), Value(""), output_field=TextField()) for key in keys]
+    joined = Concat(parts[0], Value("\n"), parts[1], Value("\n"), parts[2], output_field=TextField())
     matching = rollout.nodes.annotate(text=joined).filter(text__icontains=text).order_by("index")
     position = Func(
         Func(F("text"), function="lower"), Value(text.lower()), function="strpos", output_field=IntegerField()
     )
     snippet = Func(
-        F("text"), Func(position - 40, Value(1), function="greatest"), Value(120 + len(text)), function="substr"
+        F("text"),
+        Func(position - 40, Value(1), function="greatest"),
+        Value(120 + len(text)),
+        function="substr",
+        output_field=TextField(),
     )
     rows = list(matching.annotate(snippet=snippet).values_list("index", "role", "snippet")[:FIND_LIMIT])
     total = len(rows) if len(rows) < FIND_LIMIT else matching.count()

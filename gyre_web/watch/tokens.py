@@ -11,8 +11,11 @@ import re
 from array import array
 from typing import Any
 
+from django.db.models import F, Func, JSONField, Value
+
 from environments.models import Model, Node, Rollout
-from environments.rendering import load_renderer
+from environments.rendering import Renderer, load_renderer
+from environments.rendering.tokens import ModelTokenizer
 from training.models import Member
 
 ID_BYTES = 4
@@ -40,13 +43,30 @@ def _unpack(code: str, data: bytes | memoryview | None) -> list[Any]:
 
 
 def decode_ids(model: Model, ids: list[int]) -> tuple[list[str], set[int]]:
-    """Text of each id, and the ids that are special tokens."""
+    """Text of each id ("" inside a code point), and the ids that are special tokens."""
     renderer = load_renderer(model)
     decoder = renderer.decoder()
     texts = [decoder.push(token) for token in ids]
     stops = set(renderer.stop_token_ids)
     special = {token for token, text in zip(ids, texts, strict=True) if token in stops or SPECIAL.fullmatch(text)}
+    silent = [i for i, text in enumerate(texts) if text == "" and not completes_a_character(texts, i)]
+    special |= {ids[i] for i in silent}
+    for i in silent:
+        texts[i] = special_text(renderer, ids[i])
     return texts, special
+
+
+def completes_a_character(texts: list[str], position: int) -> bool:
+    """Whether a token without text is the beginning of a character that a later token completes."""
+    following = next((text for text in texts[position + 1 : position + 8] if text), "")
+    return following[:1] > "\x7f"
+
+
+def special_text(renderer: Renderer, token: int) -> str:
+    """How a token that has no text of its own is shown: by its name where the tokenizer has one, else by its id."""
+    tokenizer = getattr(renderer, "_tokenizer", None)
+    name = tokenizer.token_bytes(token).decode(errors="replace") if isinstance(tokenizer, ModelTokenizer) else ""
+    return name or f"<|{token}|>"
 
 
 def versions_of(node: Node, num_tokens: int) -> list[int | None]:
@@ -60,7 +80,8 @@ def versions_of(node: Node, num_tokens: int) -> list[int | None]:
 
 def stats_of(rollout: Rollout, node: Node) -> tuple[dict[str, Any], float | None]:
     """Training's own record of this node's tokens ({} before it was trained), and its member's advantage."""
-    row = Member.objects.filter(rollout=rollout).values_list(f"token_stats__{node.index}", "advantage").first()
+    own = Func(F("token_stats"), Value(str(node.index)), function="jsonb_extract_path", output_field=JSONField())
+    row = Member.objects.filter(rollout=rollout).annotate(own=own).values_list("own", "advantage").first()
     return (row[0] or {}, row[1]) if row else ({}, None)
 
 

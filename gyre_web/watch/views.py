@@ -16,6 +16,7 @@ from django.views.decorators.http import require_GET
 from environments.models import Call, Node, Rollout
 from gyre_web.accounts.access import require_role
 from gyre_web.accounts.models import User
+from gyre_web.review.models import Label
 from gyre_web.review.selectors import describe_labels
 from gyre_web.watch import selectors, tokens, wall
 from training.models import Run
@@ -81,6 +82,7 @@ def rollout(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
         "member": selectors.load_member(row),
         "neighbours": selectors.neighbours(row),
         "may_review": request.user.has_role(User.Role.REVIEWER),
+        "label_verdicts": Label.Verdict.choices,
         "queue": None,
     }
     return render(request, "watch/rollout.html", context)

@@ -125,11 +125,16 @@ export function chooseBranch(branches, state, wish) {
   const node = wish.leaf ? Number(wish.leaf) : (wish.at ?? null);
   if (node !== null && Number.isInteger(node)) {
     const holding = branches.filter((branch) => pathTo(state, branch.node).includes(node));
-    if (holding.length) return holding.find((branch) => branch.call) ?? holding[holding.length - 1];
+    if (holding.length) return best(holding);
   }
+  return best(branches);
+}
+
+/** What samples before what is done, the main line before others, then the longest. @param {Branch[]} branches */
+function best(branches) {
   const main = branches.filter((branch) => branch.role === "main");
   const sampling = main.find((branch) => branch.call) ?? branches.find((branch) => branch.call);
   if (sampling) return sampling;
   const list = main.length ? main : branches;
-  return list.reduce((best, branch) => (!best || branch.tokens >= best.tokens ? branch : best), /** @type {Branch|null} */ (null));
+  return list.reduce((most, branch) => (!most || branch.tokens >= most.tokens ? branch : most), /** @type {Branch|null} */ (null));
 }

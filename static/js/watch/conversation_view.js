@@ -66,12 +66,13 @@ function versionMarks(node) {
 /**
  * @param {any} message
  * @param {(key: string) => Promise<string>} loadWhole
+ * @param {boolean} [isOutput]   what a tool printed (some harnesses send it as the user)
  * @returns {HTMLElement[]}
  */
-export function messageBody(message, loadWhole) {
+export function messageBody(message, loadWhole, isOutput = message.role === "tool") {
   const parts = [];
   if (message.reasoning) parts.push(reasoning(message, loadWhole));
-  if (message.content) parts.push(contentOf(message, loadWhole));
+  if (message.content) parts.push(contentOf(message, loadWhole, isOutput));
   for (const call of message.tool_calls ?? []) parts.push(toolCall(call));
   const known = new Set(["role", "content", "reasoning", "tool_calls", "tool_call_id", "name", "cut"]);
   const unknown = Object.fromEntries(Object.entries(message).filter(([key]) => !known.has(key)));
@@ -80,14 +81,13 @@ export function messageBody(message, loadWhole) {
   return parts;
 }
 
-/** @param {any} message @param {(key: string) => Promise<string>} loadWhole */
-function contentOf(message, loadWhole) {
-  const isTool = message.role === "tool" || message.role === "user";
+/** @param {any} message @param {(key: string) => Promise<string>} loadWhole @param {boolean} isOutput */
+function contentOf(message, loadWhole, isOutput) {
   const text = typeof message.content === "string" ? message.content : JSON.stringify(message.content, null, 2);
   const block = textBlock(text, {
-    ansi: isTool, fences: !isTool || text.includes("```"), cutLength: message.cut?.content ?? 0, whole: () => loadWhole("content"),
+    ansi: isOutput || message.role === "user", fences: !isOutput, cutLength: message.cut?.content ?? 0, whole: () => loadWhole("content"),
   });
-  if (message.role === "tool") block.classList.add("tool-output");
+  if (isOutput) block.classList.add("tool-output");
   return block;
 }
 

@@ -46,7 +46,7 @@ export function drawTerminal(root, data, raw, onRaw) {
 
 /** @param {HTMLElement} screen @param {string} text @param {boolean} raw */
 export function appendTerminal(screen, text, raw) {
-  if (raw) screen.append(shown(text).replace(/\x1b/g, "␛"));
+  if (raw) screen.append(shown(text).replace(/\x1b/g, "^["));
   else screen.append(...ansiPieces(shown(text)).map((piece) => h("span", { class: piece.classes || null }, piece.text)));
 }
 
@@ -157,7 +157,7 @@ export function spansOf(data) {
   }
   if (harness_ended_at && harness_ended_at > end) spans.push({ lane: "tools", name: "harness", from: end, to: harness_ended_at });
   if (harness_ended_at && ended_at) spans.push({ lane: "verify", name: "verifier", from: harness_ended_at, to: ended_at });
-  return spans;
+  return spans.filter((span) => span.to >= span.from);
 }
 
 /** @param {any} data @param {number} first @param {(node: number) => void} onNode @param {number} limit */

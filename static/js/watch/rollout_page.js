@@ -237,7 +237,9 @@ export class RolloutPage {
   #fillMessage(index, body) {
     const message = this.state.messages.get(index);
     if (!message) return this.#waiting(body, this.messages.errors.get(index), () => this.messages.want(index));
-    body.replaceChildren(...messageBody(message, (field) => this.messages.whole(index, field)));
+    const parent = this.state.nodes.get(this.state.nodes.get(index)?.parent ?? -1);
+    const isOutput = message.role === "tool" || (message.role === "user" && Boolean(parent?.sampled));
+    body.replaceChildren(...messageBody(message, (field) => this.messages.whole(index, field), isOutput));
     return true;
   }
 

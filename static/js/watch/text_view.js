@@ -78,7 +78,7 @@ function pieces(text, options, raw) {
 
 /** @param {string} text */
 function visibleControls(text) {
-  return text.replace(/[\x00-\x08\x0b-\x1f\x7f]/g, (sign) => (sign === "\x7f" ? "␡" : String.fromCharCode(0x2400 + sign.charCodeAt(0))));
+  return text.replace(/[\x00-\x08\x0b-\x1f\x7f]/g, (sign) => `^${String.fromCharCode(sign.charCodeAt(0) ^ 0x40)}`);
 }
 
 /** Code fences as blocks, everything else as it is. @param {string} text @returns {(Node|string)[]} */

@@ -94,7 +94,12 @@ function tokenSpan(columns, position, lens, range, isSpecial) {
 
 /** Newlines keep their effect and are seen. @param {string} text */
 function visible(text) {
-  return text.replaceAll("\n", "↵\n").replace(/\t/g, "→\t").replace(/[\x00-\x08\x0b-\x1f\x7f]/g, (sign) => String.fromCharCode(0x2400 + (sign.charCodeAt(0) & 0x7f)));
+  return text.replaceAll("\n", "↵\n").replace(/\t/g, "→\t").replace(/[\x00-\x08\x0b-\x1f\x7f]/g, caret);
+}
+
+/** ^[ for escape, ^@ for NUL. @param {string} sign */
+function caret(sign) {
+  return `^${String.fromCharCode(sign.charCodeAt(0) ^ 0x40)}`;
 }
 
 /**

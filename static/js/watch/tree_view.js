@@ -49,7 +49,7 @@ export class TreeView {
       "button",
       { type: "button", class: "branch", role: "option", "aria-selected": String(isChosen), onclick: () => this.actions.onBranch(branch.leaf) },
       h("span", { class: "branch-name" }, branch.name, branch.call && h("span", { class: "branch-live" }, " sampling")),
-      h("span", { class: "branch-note" }, `${count(branch.turns)} turns · ${count(branch.tokens)} tok`),
+      h("span", { class: "branch-note" }, `${count(branch.turns)} ${branch.turns === 1 ? "turn" : "turns"} · ${count(branch.tokens)} tok`),
     );
     row.style.paddingLeft = `${Math.min(branch.depth, 5) * INDENT + 24}px`;
     return row;
@@ -67,7 +67,7 @@ export class TreeView {
     for (let i = 0; i < nodes.length; i += per) groups.push(nodes.slice(i, i + per));
     const sizes = groups.map((group) => group.reduce((sum, node) => sum + node.num_tokens, 0));
     const most = Math.max(1, ...sizes);
-    const picture = svg("svg", { viewBox: `0 0 ${BARS * 4} 40`, class: "spark-bars", preserveAspectRatio: "none", role: "img", "aria-label": "Tokens by node along the branch" });
+    const picture = svg("svg", { viewBox: `0 0 ${Math.max(groups.length, 24) * 4} 40`, class: "spark-bars", preserveAspectRatio: "none", role: "img", "aria-label": "Tokens by node along the branch" });
     groups.forEach((group, i) => {
       const height = Math.max(1.5, 36 * Math.sqrt(sizes[i] / most));
       const isHere = at !== null && group.some((node) => node.index === at);

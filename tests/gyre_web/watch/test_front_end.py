@@ -22,7 +22,7 @@ from tests.gyre_web.watch.makers import (
 )
 from tests.gyre_web.watch.node import ROOT, run_node
 
-TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/gyre_web/watch/js").glob("*.test.mjs"))
+TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/gyre_web").glob("*/js/*.test.mjs"))
 
 
 def test_the_modules_do_what_their_tests_in_node_say():
