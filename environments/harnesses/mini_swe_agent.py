@@ -12,11 +12,11 @@ twenty tokens a rollout. The marker itself works too.
 
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from environments.config import Section
@@ -36,7 +36,7 @@ VENV_DIRECTORY = "/gyre/venv"
 END_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 SUBMIT_SCRIPT = f"#!/bin/sh\necho {END_MARKER}\n"
 FILES = Path(__file__).parent / "mini_files"
-HIDDEN = {"OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "OPENAI_API_BASE": "", "PYTHONPATH": ""}
+HIDDEN = {"OPENAI_API_KEY": "", "OPENAI_BASE_URL": "", "OPENAI_API_BASE": "", "PYTHONPATH": "", "GYRE_PACKAGES": ""}
 """Set empty for the agent's own commands: the program's packages and the model are not theirs."""
 
 
@@ -80,9 +80,9 @@ class MiniSweAgent:
         packages, mounts = _find_packages()
         return Prepared(
             command=_build_command(assignment.instruction, settings),
-            environment=_build_environment(assignment, packages),
+            environment=_build_environment(assignment, settings, packages),
             files={
-                "config.yaml": yaml.safe_dump(build_config(settings), width=1000),
+                "config.yaml": json.dumps(build_config(settings), indent=1) + "\n",
                 "gyre_mini_model.py": (FILES / "gyre_mini_model.py").read_text(),
                 "gyre_mini_start.py": (FILES / "gyre_mini_start.py").read_text(),
                 "bin/submit": SUBMIT_SCRIPT,
@@ -117,7 +117,7 @@ def _find_packages() -> tuple[str, tuple[BundleMount, ...]]:
 
 
 def build_config(settings: MiniSettings) -> dict[str, Any]:
-    """The program's own config file."""
+    """The program's own config file; written as JSON, which is YAML that the bindings read without a YAML parser."""
     agent: dict[str, Any] = {
         "system_template": _literal(settings.system_prompt),
         "instance_template": "{{task}}",
@@ -159,7 +159,7 @@ def _observation_template(limit: int) -> str:
 
 
 def _build_command(instruction: str, settings: MiniSettings) -> tuple[str, ...]:
-    """-S: no site hooks of this machine's packages; they are found through PYTHONPATH."""
+    """-S: no site hooks of this machine's packages; they are found through PYTHONPATH or GYRE_PACKAGES."""
     python = (f"{VENV_DIRECTORY}/bin/python", "-S")
     config = f"{HARNESS_DIRECTORY}/config.yaml"
     if settings.entry == "bindings":
@@ -170,7 +170,8 @@ def _build_command(instruction: str, settings: MiniSettings) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _build_environment(assignment: Assignment, packages: str) -> dict[str, str]:
+def _build_environment(assignment: Assignment, settings: MiniSettings, packages: str) -> dict[str, str]:
+    paths = [HARNESS_DIRECTORY] if settings.entry == "bindings" else [HARNESS_DIRECTORY, packages]
     return {
         "OPENAI_BASE_URL": f"{assignment.base_url}/v1",
         "OPENAI_API_BASE": f"{assignment.base_url}/v1",
@@ -181,7 +182,8 @@ def _build_environment(assignment: Assignment, packages: str) -> dict[str, str]:
         "MSWEA_GLOBAL_CONFIG_DIR": "/logs/mini-swe-agent",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "PYDANTIC_DISABLE_PLUGINS": "__all__",
-        "PYTHONPATH": f"{HARNESS_DIRECTORY}:{packages}",
+        "PYTHONPATH": ":".join(paths),
+        "GYRE_PACKAGES": packages,
         "PYTHONDONTWRITEBYTECODE": "1",
         "PATH": f"{HARNESS_DIRECTORY}/bin:/usr/local/bin:/usr/bin:/bin:{VENV_DIRECTORY}/bin",
         "COLUMNS": "120",
