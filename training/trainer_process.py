@@ -2,8 +2,8 @@
 
     order                                         done when (one transaction, after the files are durable)
     Attempt WARMING, demonstrations ended         Checkpoint of step 0, Version 0
-    OptimizerStep(policy, REQUESTED or TRAINING)  step DONE, groups EATEN, members, counters, metrics, Checkpoint,
-                                                  and the next Version at a burst's end
+    OptimizerStep(policy, REQUESTED or TRAINING)  step DONE, groups EATEN, members, counters, metrics, and the next
+                                                  Version at a burst's end; then, engines going on, a Checkpoint
 
 From:  the controller (orders), the gateway's record (nodes); `manage.py trainer --cell <uuid>` runs it.
 To:    rows, and files below training.checkpoints.AttemptFiles.
@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil, floor
+from math import ceil
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -181,24 +181,26 @@ class TrainerLoop:
             return
         release_free_memory()
         started = time.monotonic()
-        rows = self._save_files(attempt, config, step.number)
+        version = self._due_version(attempt, config, step.number)
         metrics |= report.metrics | {"save_s": time.monotonic() - started}
-        commit_step(step, batch, report, metrics=metrics, files=rows)
-        self._remove_old_files(attempt, config)
+        commit_step(step, batch, report, metrics=metrics, version=version)
         ring(attempt.id)
+        self._checkpoint_if_due(attempt, config, step.number)
+        self._remove_old_files(attempt, config)
 
-    def _save_files(self, attempt: Attempt, config: RunConfig, number: int) -> list[Checkpoint | Version]:
-        """Files of the step, durable, and their rows, not saved yet."""
-        rows: list[Checkpoint | Version] = []
-        last = number >= config.optimization.steps
-        ends_burst = number % config.schedule.burst_steps == 0 or last
-        bursts = number / config.schedule.burst_steps
-        version = ceil(bursts) if ends_burst else floor(bursts)
-        if number % config.schedule.checkpoint_every == 0 or last:
-            rows.append(self._save_checkpoint(attempt, step=number, version=version))
-        if ends_burst:
-            rows.append(self._save_version(attempt, config, number=version, step=number))
-        return rows
+    def _due_version(self, attempt: Attempt, config: RunConfig, number: int) -> Version | None:
+        """At a burst's end (the last may be short): the weights on disk, and their row, not saved yet."""
+        if number % config.schedule.burst_steps and number < config.optimization.steps:
+            return None
+        bursts = ceil(number / config.schedule.burst_steps)
+        return self._save_version(attempt, config, number=bursts, step=number)
+
+    def _checkpoint_if_due(self, attempt: Attempt, config: RunConfig, number: int) -> None:
+        """After the step's commit, so that nobody waits for a gigabyte: until it is there, replay covers the step."""
+        if number % config.schedule.checkpoint_every and number < config.optimization.steps:
+            return
+        let_go()
+        self._save_checkpoint(attempt, step=number, version=number // config.schedule.burst_steps).save()
 
     def _save_checkpoint(self, attempt: Attempt, *, step: int, version: int) -> Checkpoint:
         assert self.trainer is not None
@@ -325,7 +327,7 @@ def commit_step(
     report: StepReport,
     *,
     metrics: dict[str, float],
-    files: list[Checkpoint | Version],
+    version: Version | None,
 ) -> None:
     """Everything that the step changes in rows. A second commit of the same step finds it DONE and raises."""
     attempt = Attempt.objects.select_for_update(no_key=True).get(pk=step.attempt_id)
@@ -343,8 +345,8 @@ def commit_step(
     attempt.step = step.number
     attempt.consumed_rollouts += len({(m.group_id, m.slot) for m in all_members(batch)})
     attempt.save(update_fields=["step", "consumed_rollouts"])
-    for row in files:
-        row.save()
+    if version is not None:
+        version.save()
     record_event(attempt, "step_done", describe_step(step, batch, values), step=step.number)
 
 

@@ -233,7 +233,7 @@ def test_a_step_that_another_trainer_committed_is_not_committed_again(tmp_path):
     batch = trainer_process.load_policy_batch(step, trainer_process.RunConfig.model_validate(attempt.config))
     loop.turn()
     with pytest.raises(trainer_process.TrainerBusy):
-        trainer_process.commit_step(step, batch, None, metrics={}, files=[])
+        trainer_process.commit_step(step, batch, None, metrics={}, version=None)
     assert Attempt.objects.get(pk=attempt.pk).consumed_rollouts == 6
 
 
