@@ -7,6 +7,7 @@ from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 API_PREFIX = "/api/"
+API_PAGE = "/api/docs"
 
 
 class SignInMiddleware(LoginRequiredMiddleware):
@@ -15,7 +16,7 @@ class SignInMiddleware(LoginRequiredMiddleware):
     def process_view(
         self, request: HttpRequest, view_func: Callable[..., Any], view_args: Any, view_kwargs: Any
     ) -> HttpResponseBase | None:
-        if request.path.startswith(API_PREFIX):
+        if request.path.startswith(API_PREFIX) and request.path != API_PAGE:
             return None
         return super().process_view(request, view_func, view_args, view_kwargs)
 

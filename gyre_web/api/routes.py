@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db import transaction
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
-from ninja import NinjaAPI, Query, Schema
+from ninja import NinjaAPI, Query, Schema, Status
 
 from environments.models import Node, Rollout
 from gyre_web.accounts.models import User
@@ -17,7 +17,7 @@ from gyre_web.api import present, schemas
 from gyre_web.api.auth import BrowserAuth, TokenAuth, access
 from gyre_web.audit.services import record
 from gyre_web.runs.rollout_filter import NAMES, apply_filter, order, parse_filter, rollouts_of
-from gyre_web.runs.selectors import RunFilter, list_runs
+from gyre_web.runs.selectors import RunFilter, latest_attempt, list_runs
 from training import services
 from training.config import RunConfig
 from training.models import Attempt, Metric, Run
@@ -50,20 +50,20 @@ def get_runs(request: HttpRequest, query: Query[RunQuery]) -> dict[str, Any]:
 
 
 @api.post("/runs", response={201: schemas.RunDetail, 422: schemas.Problems, 409: schemas.Problem}, tags=["runs"])
-def post_run(request: HttpRequest, body: schemas.RunIn) -> tuple[int, Any]:
+def post_run(request: HttpRequest, body: schemas.RunIn) -> Status:
     """Start a run. Missing fields of the config take their defaults."""
     caller = access(request, User.Role.OPERATOR)
     config, errors = services.check_config(body.config)
     if config is None or errors:
-        return 422, problems(errors)
+        return Status(422, problems(errors))
     source = get_object_or_404(Run, pk=body.cloned_from) if body.cloned_from else None
     try:
         with transaction.atomic():
             attempt = services.start_run(name=body.name, config=config, owner=caller.user, cloned_from=source)
             record(caller.user, "run.start", attempt.run, after={"name": body.name, "differences": differences(config)})
     except services.NameTaken as error:
-        return 409, {"detail": str(error)}
-    return 201, present.run_detail(attempt.run, [attempt])
+        return Status(409, {"detail": str(error)})
+    return Status(201, present.run_detail(attempt.run, [attempt]))
 
 
 def problems(errors: list[services.FieldError]) -> dict[str, Any]:
@@ -79,17 +79,18 @@ def differences(config: RunConfig) -> list[dict[str, Any]]:
 
 
 @api.post("/check-config", response={200: schemas.CheckOut, 422: schemas.Problems}, tags=["runs"])
-def check_config(request: HttpRequest, body: schemas.CheckIn) -> tuple[int, Any]:
+def check_config(request: HttpRequest, body: schemas.CheckIn) -> Status:
     """Whether a run could start with this config; starts nothing."""
     access(request, User.Role.VIEWER)
     config, errors = services.check_config(body.config)
     if config is None or errors:
-        return 422, problems(errors)
-    return 200, {
+        return Status(422, problems(errors))
+    body_out = {
         "config": config.model_dump(mode="json"),
         "differences": differences(config),
         "estimate": services.estimate(config),
     }
+    return Status(200, body_out)
 
 
 @api.get("/runs/{uuid:run_id}", response=schemas.RunDetail, tags=["runs"])
@@ -100,11 +101,11 @@ def get_run(request: HttpRequest, run_id: UUID) -> dict[str, Any]:
 
 
 @api.post("/runs/{uuid:run_id}/steer", response={200: schemas.AttemptOut, 409: schemas.Problem}, tags=["runs"])
-def steer_run(request: HttpRequest, run_id: UUID, body: schemas.SteerIn) -> tuple[int, Any]:
+def steer_run(request: HttpRequest, run_id: UUID, body: schemas.SteerIn) -> Status:
     """Ask of the latest attempt: `run` (resume), `pause`, `stop` (finish what runs) or `cancel` (end now)."""
     caller = access(request, User.Role.OPERATOR)
     run = get_object_or_404(Run, pk=run_id)
-    attempt = get_object_or_404(Attempt.objects.order_by("run", "-number").distinct("run"), run=run)
+    attempt = latest_attempt(run.pk)
     try:
         with transaction.atomic():
             after = services.request(attempt.pk, body.wanted)
@@ -117,8 +118,8 @@ def steer_run(request: HttpRequest, run_id: UUID, body: schemas.SteerIn) -> tupl
                 reason=body.reason,
             )
     except services.InvalidTransition as error:
-        return 409, {"detail": str(error)}
-    return 200, present.attempt_out(after)
+        return Status(409, {"detail": str(error)})
+    return Status(200, present.attempt_out(after))
 
 
 @api.get("/runs/{uuid:run_id}/versions", response=list[schemas.VersionOut], tags=["runs"])
@@ -126,10 +127,6 @@ def get_versions(request: HttpRequest, run_id: UUID) -> list[dict[str, Any]]:
     """Of the latest attempt, oldest first."""
     access(request, User.Role.VIEWER)
     return [present.version_out(version) for version in latest_attempt(run_id).versions.order_by("number")]
-
-
-def latest_attempt(run_id: UUID) -> Attempt:
-    return get_object_or_404(Attempt.objects.order_by("run", "-number").distinct("run"), run_id=run_id)
 
 
 @api.get("/runs/{uuid:run_id}/metrics", response=list[schemas.MetricOut], tags=["runs"])
@@ -149,7 +146,7 @@ def get_attempt(request: HttpRequest, attempt_id: UUID) -> dict[str, Any]:
 
 
 @api.get("/runs/{uuid:run_id}/rollouts", response={200: schemas.RolloutPage, 422: schemas.Problems}, tags=["rollouts"])
-def get_rollouts(request: HttpRequest, run_id: UUID, page: int = 1) -> tuple[int, Any]:
+def get_rollouts(request: HttpRequest, run_id: UUID, page: int = 1) -> Status:
     """Rollouts of a run. Takes the filter fields and `sort` of the page as query parameters, 100 a page."""
     access(request, User.Role.VIEWER)
     run = get_object_or_404(Run, pk=run_id)
@@ -163,7 +160,7 @@ def get_rollouts(request: HttpRequest, run_id: UUID, page: int = 1) -> tuple[int
         for name in unknown
     ]
     if errors:
-        return 422, problems(errors)
+        return Status(422, problems(errors))
     matching = apply_filter(rollouts_of(run.attempts.all()), wanted)
     rows = (
         order(matching, wanted.sort)
@@ -171,11 +168,8 @@ def get_rollouts(request: HttpRequest, run_id: UUID, page: int = 1) -> tuple[int
         .defer("harness_output", "diff", "verifier_log", "member__token_stats")
     )
     start = (max(1, page) - 1) * PAGE
-    return 200, {
-        "items": [present.rollout_out(rollout) for rollout in rows[start : start + PAGE]],
-        "total": matching.count(),
-        "page": max(1, page),
-    }
+    items = [present.rollout_out(rollout) for rollout in rows[start : start + PAGE]]
+    return Status(200, {"items": items, "total": matching.count(), "page": max(1, page)})
 
 
 @api.get("/rollouts/{uuid:rollout_id}", response=schemas.RolloutDetail, tags=["rollouts"])

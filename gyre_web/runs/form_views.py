@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
@@ -17,6 +17,7 @@ from gyre_web.accounts.access import require_role, signed_in
 from gyre_web.accounts.models import User
 from gyre_web.audit.services import record
 from gyre_web.runs.form_fields import as_text, build_sections, data_from_post, flat_values
+from gyre_web.runs.selectors import latest_attempt
 from training import services
 from training.config import RunConfig
 from training.models import Attempt, Run
@@ -42,9 +43,7 @@ def find_source(run_id: str) -> Attempt | None:
     """The latest attempt of the run to clone."""
     if not run_id:
         return None
-    return get_object_or_404(
-        Attempt.objects.select_related("run").order_by("run", "-number").distinct("run"), run_id=run_id
-    )
+    return latest_attempt(run_id)
 
 
 def free_name(base: str) -> str:

@@ -1,15 +1,13 @@
-"""Which Metric rows the pages show: keys of training.metrics.DEFINITIONS, grouped into charts.
-
-Holds: a chart's series exist under exactly one of the listed keys; what a run did not record is left out, visibly.
-"""
+"""Which numbers the run page charts, by the keys of training.metrics.DEFINITIONS, which also says what they mean."""
 
 from dataclasses import dataclass
 
-REWARD = "reward/mean"
-PASS_RATE = "reward/pass_rate"
-NO_SIGNAL = "groups/no_signal_share"
-STALENESS = "staleness/max"
-TOKENS_PER_S = "tokens/per_s"
+from training.metrics import define
+
+REWARD = "reward_mean"
+SOLVED = "solved_fraction"
+NO_SIGNAL = "no_signal_fraction"
+STALENESS = "staleness_max"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,81 +15,94 @@ class Series:
     key: str
     name: str
     band: bool = False
-    """Drawn thin: an extreme beside the mean."""
+    """Drawn thin: an extreme, or a second opinion, beside the main line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
+    """kind: of the Metric rows. divide_by: to show bytes as GB."""
+
     id: str
     title: str
-    meaning: str
     series: tuple[Series, ...]
     unit: str = ""
     stacked: bool = False
     kind: str = "policy"
+    divide_by: float = 1.0
+
+    @property
+    def meaning(self) -> str:
+        """Of every series, as DEFINITIONS says it."""
+        if len(self.series) == 1:
+            return define(self.series[0].key).meaning
+        return " ".join(f"{series.name.capitalize()}: {define(series.key).meaning}" for series in self.series)
+
+    @property
+    def keys(self) -> str:
+        return " · ".join(series.key for series in self.series)
 
 
 CHARTS: tuple[Chart, ...] = (
     Chart(
         id="reward",
         title="Reward",
-        meaning="Mean reward of the rollouts a step trained on, as judged; and the share that passed.",
-        series=(Series(key=REWARD, name="mean"), Series(key=PASS_RATE, name="pass rate", band=True)),
+        series=(Series(key=REWARD, name="mean"), Series(key=SOLVED, name="solved", band=True)),
     ),
     Chart(
+        id="heldout",
+        title="Held-out success",
+        series=(Series(key="heldout/rate", name="solved"),),
+        unit="share",
+        kind="evaluation",
+    ),
+    Chart(id="signal", title="Groups without signal", series=(Series(key=NO_SIGNAL, name="share"),), unit="share"),
+    Chart(
         id="lengths",
-        title="Sampled tokens of a rollout",
-        meaning="How many tokens the model sampled in a rollout: mean and longest of a step.",
+        title="Lengths",
         series=(
-            Series(key="lengths/sampled_mean", name="mean"),
-            Series(key="lengths/sampled_max", name="longest", band=True),
+            Series(key="length_mean", name="sampled, mean"),
+            Series(key="context_max", name="longest context", band=True),
         ),
         unit="tokens",
     ),
-    Chart(
-        id="entropy",
-        title="Entropy",
-        meaning="Mean entropy of the policy at its trained tokens, in nats. Falling to 0: the policy has collapsed.",
-        series=(Series(key="entropy", name="entropy"),),
-        unit="nats",
-    ),
+    Chart(id="entropy", title="Entropy", series=(Series(key="entropy", name="entropy"),), unit="nat"),
     Chart(
         id="mismatch",
         title="Trainer against engine",
-        meaning="Absolute difference of the trainer's and the engine's logprobs of the same tokens under the same"
-        " weights. Small and flat is healthy.",
-        series=(Series(key="mismatch/mean", name="mean"), Series(key="mismatch/max", name="largest", band=True)),
-        unit="nats",
+        series=(Series(key="mismatch_mean", name="mean"), Series(key="mismatch_max", name="largest", band=True)),
+        unit="nat",
     ),
     Chart(
         id="ratio",
         title="Importance ratio",
-        meaning="Probability under the weights in training over that at sampling. 1: on policy.",
-        series=(Series(key="ratio/mean", name="mean"), Series(key="ratio/max", name="largest", band=True)),
+        series=(Series(key="ratio_mean", name="mean"), Series(key="ratio_max", name="largest", band=True)),
     ),
     Chart(
         id="staleness",
         title="Staleness",
-        meaning="Version in training minus the oldest version that sampled a token of the rollout.",
-        series=(Series(key="staleness/mean", name="mean"), Series(key=STALENESS, name="oldest", band=True)),
+        series=(Series(key="staleness_mean", name="mean"), Series(key=STALENESS, name="largest", band=True)),
         unit="versions",
     ),
     Chart(
         id="seconds",
         title="Seconds by phase",
-        meaning="Where the wall time of each step went.",
         series=(
-            Series(key="seconds/generate", name="generate"),
-            Series(key="seconds/train", name="train"),
-            Series(key="seconds/publish", name="publish"),
+            Series(key="generation_s", name="generation"),
+            Series(key="train_s", name="training"),
+            Series(key="publish_s", name="publication"),
+            Series(key="save_s", name="saving"),
+            Series(key="load_s", name="reading"),
         ),
         unit="s",
         stacked=True,
     ),
+    Chart(id="warm", title="Warm start loss", series=(Series(key="loss", name="loss"),), kind="supervised"),
+    Chart(id="gradient", title="Gradient norm", series=(Series(key="grad_norm", name="norm"),)),
     Chart(
-        id="signal",
-        title="Groups without signal",
-        meaning="Share of a step's groups whose rewards are all equal: every member's advantage is 0.",
-        series=(Series(key=NO_SIGNAL, name="share"),),
+        id="memory",
+        title="Trainer memory",
+        series=(Series(key="peak_memory_bytes", name="peak"),),
+        unit="GB",
+        divide_by=1e9,
     ),
 )

@@ -4,6 +4,7 @@ Holds: a bounded number of queries, whatever the number of rollouts.
 Never: writes.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,6 +30,11 @@ FAILED_OUTCOMES = (
     Outcome.LOST,
     Outcome.OVERALL_TIMEOUT,
 )
+
+Points = dict[tuple[str, str], tuple[list[int], list[float]]]
+"""(kind, key) -> steps and values, in order of step."""
+MAX_POINTS = 1500
+"""Of a charted series; more are thinned evenly, the last one stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +65,17 @@ def build_tiles(attempt: Attempt) -> list[Tile]:
     counts = count_rollouts(attempt)
     return [
         reward_tile(series.get(metric_keys.REWARD, [])),
-        pass_tile(series.get(metric_keys.PASS_RATE, []), counts),
+        pass_tile(series.get(metric_keys.SOLVED, []), counts),
         no_signal_tile(attempt),
         error_tile(counts),
         staleness_tile(attempt),
-        speed_tile(attempt, series.get(metric_keys.TOKENS_PER_S, [])),
+        speed_tile(attempt),
         idle_tile(attempt),
     ]
 
 
 def load_series(attempt: Attempt) -> dict[str, list[float]]:
-    keys = (metric_keys.REWARD, metric_keys.PASS_RATE, metric_keys.TOKENS_PER_S)
+    keys = (metric_keys.REWARD, metric_keys.SOLVED)
     found: dict[str, list[float]] = {}
     rows = Metric.objects.filter(attempt=attempt, kind="policy", key__in=keys).order_by("step")
     for key, value in rows.values_list("key", "value"):
@@ -101,7 +107,7 @@ def reward_tile(values: list[float]) -> Tile:
 
 
 def pass_tile(values: list[float], counts: dict[str, int]) -> Tile:
-    meaning = "Share of the last step's scored rollouts with the full reward."
+    meaning = "Share of the last step's counting rollouts with a reward above 0. Below: of all, with the full reward."
     overall = counts["passed"] / counts["scored"] if counts["scored"] else None
     value = values[-1] if values else overall
     return Tile(
@@ -110,7 +116,7 @@ def pass_tile(values: list[float], counts: dict[str, int]) -> Tile:
         unit="" if value is None else "%",
         note="no rollout scored yet" if overall is None else f"{100 * overall:.0f} % of {counts['scored']:,} in all",
         meaning=meaning,
-        key=metric_keys.PASS_RATE,
+        key=metric_keys.SOLVED,
     )
 
 
@@ -156,24 +162,17 @@ def staleness_tile(attempt: Attempt) -> Tile:
     )
 
 
-def speed_tile(attempt: Attempt, values: list[float]) -> Tile:
+def speed_tile(attempt: Attempt) -> Tile:
     engines = list(Engine.objects.filter(pool=attempt.pool, state=Engine.State.SERVING))
-    now = sum(engine.tokens_per_s for engine in engines)
-    value = now if engines else (values[-1] if values else None)
-    note = (
-        f"{len(engines)} engine{'s' if len(engines) != 1 else ''} serving"
-        if engines
-        else "last step"
-        if values
-        else "no engine"
-    )
+    value = sum(engine.tokens_per_s for engine in engines) if engines else None
+    note = f"{len(engines)} engine{'s' if len(engines) != 1 else ''} serving" if engines else "no engine serves now"
     return Tile(
         label="Sampling",
         value="–" if value is None else f"{value:,.0f}",
         unit="" if value is None else "tokens/s",
         note=note,
-        meaning="Tokens that the engines sample a second, now; when none serves, the mean of the last step.",
-        key=metric_keys.TOKENS_PER_S,
+        meaning="Tokens that the engines sample a second, now.",
+        key="Engine.tokens_per_s",
     )
 
 
@@ -214,20 +213,43 @@ def load_versions(attempt: Attempt) -> list[Version]:
 def load_chart_data(attempt: Attempt) -> dict[str, Any]:
     """All charted series of an attempt: {"charts": [{id, title, ..., series: [{name, key, x, y}]}], "step": n}."""
     keys = {series.key for chart in metric_keys.CHARTS for series in chart.series}
-    points: dict[str, tuple[list[int], list[float]]] = {key: ([], []) for key in keys}
-    rows = Metric.objects.filter(attempt=attempt, kind="policy", key__in=keys).order_by("step")
-    for key, step, value in rows.values_list("key", "step", "value"):
-        points[key][0].append(step)
-        points[key][1].append(value)
-    charts = []
-    for chart in metric_keys.CHARTS:
-        series = [
-            {"name": line.name, "key": line.key, "band": line.band, "x": points[line.key][0], "y": points[line.key][1]}
-            for line in chart.series
-            if points[line.key][0]
-        ]
-        charts.append({"id": chart.id, "unit": chart.unit, "stacked": chart.stacked, "series": series})
+    points: Points = defaultdict(lambda: ([], []))
+    rows = Metric.objects.filter(attempt=attempt, key__in=keys).order_by("step")
+    for kind, key, step, value in rows.values_list("kind", "key", "step", "value"):
+        points[kind, key][0].append(step)
+        points[kind, key][1].append(value)
+    charts = [
+        {
+            "id": chart.id,
+            "unit": chart.unit,
+            "stacked": chart.stacked,
+            "kind": chart.kind,
+            "series": build_series(chart, points),
+        }
+        for chart in metric_keys.CHARTS
+    ]
     return {"step": attempt.step, "charts": charts}
+
+
+def build_series(chart: metric_keys.Chart, points: Points) -> list[dict[str, Any]]:
+    """Only those that were recorded."""
+    found = []
+    for line in chart.series:
+        steps, values = points.get((chart.kind, line.key), ([], []))
+        if not steps:
+            continue
+        every = -(-len(steps) // MAX_POINTS)
+        chosen = sorted({*range(0, len(steps), every), len(steps) - 1})
+        found.append(
+            {
+                "name": line.name,
+                "key": line.key,
+                "band": line.band,
+                "x": [steps[i] for i in chosen],
+                "y": [values[i] / chart.divide_by for i in chosen],
+            }
+        )
+    return found
 
 
 def describe_config(attempt: Attempt, attempts: list[Attempt]) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.core.exceptions import ValidationError
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
+from django.http import Http404
 from django.utils import timezone
 
 from environments.models import Rollout
@@ -136,6 +138,17 @@ def build_row(
         num_live=num_live,
         idle_share=idle_share,
     )
+
+
+def latest_attempt(run_id: UUID | str) -> Attempt:
+    """Raises Http404, also for what is no id."""
+    try:
+        found = Attempt.objects.filter(run_id=run_id).select_related("run").order_by("-number").first()
+    except ValidationError as error:
+        raise Http404("That is not the id of a run.") from error
+    if found is None:
+        raise Http404("There is no such run.")
+    return found
 
 
 def load_rewards(attempts: list[Attempt]) -> dict[UUID, list[float | None]]:

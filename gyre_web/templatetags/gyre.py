@@ -288,3 +288,9 @@ def gauge(share: float) -> SafeString:
         round(64 * share, 1),
         round(100 * share),
     )
+
+
+@register.simple_tag
+def so_far(moment: datetime) -> str:
+    """How long something has been going on: `9 min so far`."""
+    return f"{duration_text(max(0.0, (timezone.now() - moment).total_seconds()))} so far"

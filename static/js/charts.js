@@ -2,7 +2,7 @@
 /** Small Plotly charts in the colours of the page. Holds: colours come from CSS roles only. */
 
 /** @typedef {{name: string, key: string, band: boolean, x: number[], y: number[]}} Series */
-/** @typedef {{id: string, unit: string, stacked: boolean, series: Series[]}} ChartData */
+/** @typedef {{id: string, unit: string, stacked: boolean, kind: string, series: Series[]}} ChartData */
 
 const probe = document.createElement("span");
 probe.hidden = true;
@@ -36,7 +36,10 @@ function traces(chart, single) {
 
 /** @param {ChartData} chart */
 function layout(chart) {
-  const last = Math.max(...chart.series.flatMap((series) => series.x), 1);
+  const steps = chart.series.flatMap((series) => series.x);
+  const last = Math.max(...steps, 1);
+  const first = Math.min(...steps);
+  const room = Math.max(0.3, (last - first) * 0.03);
   const axis = {
     color: colour("--text-faint"),
     gridcolor: colour("--line"),
@@ -58,7 +61,7 @@ function layout(chart) {
     bargap: 0.35,
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--float"), bordercolor: colour("--line-strong"), font: { size: 11, color: colour("--text") } },
-    xaxis: { ...axis, range: chart.stacked ? [0.4, last + 0.6] : [0.7, last + 0.3], showgrid: false, tickformat: "d", dtick: last <= 12 ? 1 : undefined },
+    xaxis: { ...axis, range: chart.stacked ? [first - 0.6, last + 0.6] : [first - room, last + room], showgrid: false, tickformat: "d", dtick: last - first <= 10 ? 1 : undefined },
     yaxis: { ...axis, rangemode: chart.stacked ? "tozero" : "normal", tickformat: "~g" },
   };
 }
@@ -86,7 +89,7 @@ export function draw(plot, chart, onStep) {
   const plotly = /** @type {any} */ (window).Plotly;
   plotly.react(plot, traces(chart, chart.series.length === 1), layout(chart), CONFIG);
   const node = /** @type {any} */ (plot);
-  if (!node.hasStepClick) {
+  if (!node.hasStepClick && chart.kind === "policy") {
     node.hasStepClick = true;
     node.on("plotly_click", (/** @type {any} */ event) => onStep(event.points[0].x));
   }

@@ -294,32 +294,37 @@ class RunFactory:
         for step in range(1, steps + 1):
             for key, value in self.numbers(step).items():
                 rows.append(Metric(attempt=self.attempt, kind="policy", step=step, key=key, value=value))
+        for step in range(1, 53):
+            loss = 0.9 / (1 + step / 6) + self.random.gauss(0, 0.02)
+            rows.append(Metric(attempt=self.attempt, kind="supervised", step=step, key="loss", value=loss))
+        for step, rate in ((0, 0.367), (steps, 0.608)) if steps else ():
+            rows.append(Metric(attempt=self.attempt, kind="evaluation", step=step, key="heldout/rate", value=rate))
         Metric.objects.bulk_create(rows)
 
     def numbers(self, step: int) -> dict[str, float]:
         jitter = self.random.gauss(0, 0.02)
         return {
-            "reward/mean": 0.34 + 0.04 * step + jitter,
-            "reward/std": 0.42 - 0.01 * step,
-            "reward/pass_rate": 0.33 + 0.04 * step + jitter,
-            "groups/no_signal_share": 0.3 - 0.015 * step,
-            "lengths/sampled_mean": 240 - 6 * step + 100 * jitter,
-            "lengths/sampled_max": 480.0,
+            "reward_mean": 0.34 + 0.04 * step + jitter,
+            "reward_std": 0.42 - 0.01 * step,
+            "solved_fraction": 0.36 + 0.04 * step + jitter,
+            "no_signal_fraction": 0.3 - 0.015 * step + jitter,
+            "length_mean": 240 - 6 * step + 100 * jitter,
+            "context_max": 760 + 400 * jitter,
             "entropy": 0.62 - 0.03 * step + jitter / 4,
-            "mismatch/mean": 0.0021 + abs(jitter) / 20,
-            "mismatch/max": 0.21 + abs(jitter),
-            "ratio/mean": 1.0 + jitter / 10,
-            "ratio/max": 1.6 + jitter * 4,
-            "ratio/clip_fraction": 0.03 + jitter / 10,
-            "staleness/mean": 0.1,
-            "staleness/max": 1.0,
-            "seconds/generate": 34.0 + 40 * jitter,
-            "seconds/train": 17.0 + 10 * jitter,
-            "seconds/publish": 1.4,
-            "seconds/step": 54.0,
-            "grad_norm": 0.8 + jitter,
-            "loss/policy": -0.02 + jitter / 10,
-            "tokens/per_s": 182.0 + 100 * jitter,
+            "mismatch_mean": 0.0021 + abs(jitter) / 20,
+            "mismatch_max": 0.21 + abs(jitter),
+            "ratio_mean": 1.0 + jitter / 10,
+            "ratio_max": 1.6 + jitter * 4,
+            "staleness_mean": 0.1 + abs(jitter),
+            "staleness_max": 1.0,
+            "generation_s": 34.0 + 40 * jitter,
+            "train_s": 17.0 + 10 * jitter,
+            "publish_s": 1.4,
+            "save_s": 0.8,
+            "load_s": 0.4,
+            "grad_norm": 0.8 + 3 * jitter,
+            "loss": -0.02 + jitter / 10,
+            "peak_memory_bytes": 5.1e9 + 1e8 * step,
         }
 
     def add_cells(self, steps: int) -> None:

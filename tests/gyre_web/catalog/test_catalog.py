@@ -1,0 +1,95 @@
+"""The catalog and the cluster page."""
+
+import pytest
+from django.test.utils import CaptureQueriesContext
+
+from environments.models import Task
+from gyre_web.catalog.selectors import list_tasks, load_files, pass_rates_by_version
+from tests.gyre_web.factories import make_catalog, make_run
+
+pytestmark = pytest.mark.django_db
+
+
+def test_the_pass_rate_counts_scored_rollouts_and_not_demonstrations():
+    attempt = make_run(steps=1, groups_per_step=1, nodes=False)
+    group = attempt.groups.first()
+    rollouts = [member.rollout for member in group.members.all()]
+    for rollout, reward in zip(rollouts, (1.0, 0.0, 1.0, None, 0.0, 1.0), strict=True):
+        rollout.reward, rollout.newest_version = reward, 0
+        rollout.purpose = "demonstration" if rollout is rollouts[-1] else "train"
+        rollout.save()
+    for other in attempt.groups.exclude(pk=group.pk):
+        for member in other.members.all():
+            member.rollout.reward = None
+            member.rollout.save()
+
+    task = list_tasks({}).get(pk=group.task_id)
+
+    assert (task.num_passed, task.num_scored) == (2, 4)
+    assert pass_rates_by_version(group.task) == [{"version": 0, "scored": 4, "passed": 2, "rate": 0.5}]
+
+
+def test_a_tasks_files_are_read_by_role_and_links_are_not_followed(tmp_path):
+    make_catalog()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "solution").mkdir()
+    (tmp_path / "instruction.md").write_text("do it")
+    (tmp_path / "tests" / "test.sh").write_text("exit 0")
+    (tmp_path / "solution" / "solve.bin").write_bytes(b"\xff\x00")
+    (tmp_path / "tests" / "secret").symlink_to("/etc/passwd")
+    task = Task.objects.first()
+    task.directory = str(tmp_path)
+
+    files = load_files(task)
+
+    assert [(file.path, file.text) for file in files.tests] == [("tests/test.sh", "exit 0")]
+    assert files.solution[0].text is None
+    assert not files.missing
+
+
+def test_a_missing_directory_is_said(sign_in):
+    make_catalog()
+
+    page = sign_in("viewer").get(f"/tasks/{Task.objects.first().pk}").content.decode()
+
+    assert "not on this machine" in page
+
+
+def test_the_task_list_filters_and_costs_the_same_for_more_tasks(sign_in):
+    from django.db import connection
+
+    make_catalog(num_tasks=40)
+    client = sign_in("viewer")
+    assert client.get("/tasks?family=create").context["pager"].total == 4
+    assert client.get("/tasks?split=heldout").context["pager"].total == 10
+    assert client.get("/tasks?q=notes-7.txt").context["pager"].total == 1
+    with CaptureQueriesContext(connection) as one:
+        client.get("/tasks?q=notes-7.txt")
+    with CaptureQueriesContext(connection) as many:
+        client.get("/tasks")
+    assert len(one) == len(many) <= 9
+
+
+def test_models_and_harnesses_say_what_was_not_recorded(sign_in):
+    model, _, _ = make_catalog()
+    model.settings = {}
+    model.save()
+
+    assert b"not recorded" in sign_in("viewer").get("/models").content
+    assert b"mini-swe-agent" in sign_in("viewer").get("/harnesses").content
+
+
+def test_the_cluster_page_shows_what_waits_and_why(sign_in):
+    make_run(steps=1, groups_per_step=2)
+
+    page = sign_in("viewer").get("/cluster").content.decode()
+
+    assert "review gate: sampled" in page
+    assert "nobody leads" in page.lower()
+    assert "cell 0" in page
+
+
+def test_the_cluster_page_stands_when_valkey_does_not_answer(sign_in, settings):
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+
+    assert b"Valkey does not answer" in sign_in("viewer").get("/cluster").content
