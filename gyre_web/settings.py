@@ -5,6 +5,7 @@ they must be given.
 """
 
 from importlib.util import find_spec
+import secrets
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -22,7 +23,8 @@ RUNTIME_DIR = env_path(
 """Short path for unix sockets (a socket path has at most 107 bytes)."""
 
 DEBUG = env_bool("GYRE_DEBUG", False)
-SECRET_KEY = env_str("GYRE_SECRET_KEY", "unsafe-for-commands-that-serve-nobody")
+SECRET_KEY = env_str("GYRE_SECRET_KEY") or secrets.token_urlsafe(50)
+"""Signs sessions. Not given: one for this process only, so that nothing is ever served under a known key."""
 ALLOWED_HOSTS = env_list("GYRE_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env_list("GYRE_ORIGINS", [])
 
