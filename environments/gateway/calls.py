@@ -304,6 +304,7 @@ class Calls:
         else:
             call.failure = call.row.error or "The call was aborted."
         call.journaled = len(call.sampled)
+        call.logprobs, call.versions = [], []  # only the record needs them from here on
         call.changed.fire()
         live.tell(rollout.id, [*([node_event(row, call)] if row else []), call_event(call)])
         self._trim(rollout)
