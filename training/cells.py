@@ -12,7 +12,6 @@ Never: decides what a cell does.
     wanted down     everything is given back, and the job ends; the same when this worker ends
 """
 
-import contextlib
 import logging
 import secrets
 import socket
@@ -20,18 +19,16 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
-from django.db.models import Q
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from environments.models import Engine, Model
+from training.cell_lease import Failures, LeaseLost, renewed_lease, take_lease
 from training.config import RunConfig
 from training.engines import EngineError, RunningEngine, attach_engine, start_engine
 from training.events import record_event, ring
@@ -39,20 +36,11 @@ from training.models import Cell, RunEvent, Version
 from training.trainer_start import TrainerProcess, find_trainer, start_trainer
 
 log = logging.getLogger(__name__)
-LEASE_S = 15.0
-RENEW_S = 4.0
 LOOK_S = 0.3
 POLL_S = 2.0
 RETRY_S = 2.0
 MOST_FAILURES = 5
 """In a row, of one kind of process: then the cell gives up with the reason."""
-CALM_AFTER_S = 120.0
-"""A process that lived this long has not failed in a row."""
-BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 30.0)
-
-
-class LeaseLost(Exception):
-    """Another supervisor has the cell now; touch nothing of it any more."""
 
 
 class GaveUp(Exception):
@@ -70,60 +58,13 @@ def supervise(cell_id: UUID, *, owner: str, stop: threading.Event) -> None:
     if not take_lease(cell_id, holder):
         connection.close()
         return
-    ended = threading.Event()
-    renewer = threading.Thread(target=_renew, args=(cell_id, holder, ended), name=f"lease-{cell_id}", daemon=True)
-    renewer.start()
     try:
-        Supervisor(cell_id, holder, stop).run()
+        with renewed_lease(cell_id, holder):
+            Supervisor(cell_id, holder, stop).run()
     except LeaseLost:
         log.warning("cell was taken over", extra={"cell": str(cell_id)})
     finally:
-        ended.set()
-        renewer.join()
-        Cell.objects.filter(pk=cell_id, lease_owner=holder).update(lease_owner="", lease_expires_at=None)
         connection.close()
-
-
-def take_lease(cell_id: UUID, holder: str) -> bool:
-    """False where somebody holds it, or it is down for good."""
-    free = Q(lease_expires_at=None) | Q(lease_expires_at__lt=Now())
-    taken = (
-        Cell.objects.filter(free, pk=cell_id)
-        .exclude(role=Cell.Role.DOWN)
-        .update(lease_owner=holder, lease_expires_at=Now() + timedelta(seconds=LEASE_S), host=socket.gethostname())
-    )
-    return bool(taken)
-
-
-def _renew(cell_id: UUID, holder: str, ended: threading.Event) -> None:
-    """Also while an engine starts, which takes long."""
-    while not ended.wait(RENEW_S):
-        with contextlib.suppress(OperationalError, InterfaceError):
-            Cell.objects.filter(pk=cell_id, lease_owner=holder).update(
-                lease_expires_at=Now() + timedelta(seconds=LEASE_S)
-            )
-        connection.close()
-
-
-@dataclass(kw_only=True)
-class Failures:
-    """How often in a row a kind of process ended, and when it may be started again."""
-
-    count: int = 0
-    not_before: float = 0.0
-    started: float = 0.0
-
-    def note_start(self) -> None:
-        self.started = time.monotonic()
-
-    def note_end(self) -> None:
-        calm = self.started and time.monotonic() - self.started > CALM_AFTER_S
-        self.count = 1 if calm else self.count + 1
-        self.not_before = time.monotonic() + BACKOFF_S[min(self.count, len(BACKOFF_S)) - 1]
-
-    @property
-    def must_wait(self) -> bool:
-        return time.monotonic() < self.not_before
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What the demo reports is computed from rows as said."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -27,7 +28,7 @@ def attempt(db, tmp_path) -> Attempt:
     return start_run(name="demo-1", config=config)
 
 
-def evaluate(attempt: Attempt, number: int, rewards: list[float | None]) -> Version:
+def evaluate(attempt: Attempt, number: int, rewards: Sequence[float | None]) -> Version:
     rollouts = {}
     for task, reward in zip(Task.objects.filter(split="heldout").order_by("name"), rewards, strict=False):
         rollout = Rollout.objects.create(

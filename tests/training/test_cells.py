@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from environments.models import Engine
 from tests.training.factories import make_catalog, make_config
-from training import cells, services, trainer_start
+from training import cell_lease, cells, services, trainer_start
 from training.engines import attach_engine
 from training.models import Attempt, Cell, RunEvent, Version
 from training.trainer_start import find_trainer
@@ -189,7 +189,7 @@ def test_a_trainer_that_fails_again_and_again_makes_the_cell_give_up_with_a_reas
         return [sys.executable, "-c", "raise ValueError('no such model')", "trainer", "--cell", str(cell_id)]
 
     monkeypatch.setattr(trainer_start, "trainer_command", failing)
-    monkeypatch.setattr(cells, "BACKOFF_S", (0.0,))
+    monkeypatch.setattr(cell_lease, "BACKOFF_S", (0.0,))
     job()
     wait(has_role(cell, "down"))
     cell.refresh_from_db()

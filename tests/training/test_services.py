@@ -163,7 +163,7 @@ def test_an_attempt_that_is_over_says_so():
 @pytest.fixture
 def member() -> Member:
     attempt = start_run(name="judged", config=make_config())
-    task = Task.objects.filter(split="train").first()
+    task = Task.objects.filter(split="train")[0]
     rollout = Rollout.objects.create(
         task=task, model=Model.objects.get(), harness=Harness.objects.get(), pool=attempt.pool,
         state="ended", outcome="completed", reward=0.0,

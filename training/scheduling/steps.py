@@ -53,6 +53,8 @@ def may_request_step(attempt: Attempt, config: RunConfig) -> bool:
         return False
     if attempt.wanted not in (Attempt.Wanted.RUN, Attempt.Wanted.STOP):
         return False
+    if waits_for_late_group(attempt, config):
+        return False
     ready = Group.objects.filter(attempt=attempt, state=Group.State.READY, step=None).count()
     return ready >= config.tasks.groups_per_step
 

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -309,7 +310,11 @@ def test_a_judgement_before_eating_changes_what_is_trained_and_afterwards_says_t
         end_rollout(rollout.id, reward=0.0)
     world.round()
     assert Group.objects.get(index=0).no_signal
-    judgement = {"rollout_id": member.rollout_id, "include": Member.Include.AS_SCORED, "release_hold": False}
+    judgement: dict[str, Any] = {
+        "rollout_id": member.rollout_id,
+        "include": Member.Include.AS_SCORED,
+        "release_hold": False,
+    }
     assert services.apply_judgement(reward=1.0, **judgement) == "trains"
     world.round()
     group = Group.objects.get(index=0)
@@ -333,6 +338,31 @@ def test_a_member_that_is_too_stale_is_excluded_where_the_run_says_so():
     member.refresh_from_db()
     assert (member.disposition, member.staleness) == ("excluded", 1)
     assert "staleness 1" in member.reason
+
+
+def test_where_the_run_waits_for_late_groups_no_step_overtakes_them():
+    schedule = {"mode": "elastic", "staleness": 1, "lead_groups": 2, "late_members": "wait"}
+    world = start(schedule=schedule, optimization={"steps": 4})
+    world.go_online()
+    world.round()
+    assert world.groups().count() == 4
+    late = list(world.unfinished().filter(member__group__index__lt=2))
+
+    def others_end() -> None:
+        for rollout in world.unfinished().exclude(id__in=[rollout.id for rollout in late]):
+            end_rollout(rollout.id)
+        world.round()
+        world.cells()
+        world.trainer()
+
+    for _ in range(20):
+        others_end()
+    assert world.attempt.step == 1  # groups 2 and 3; another step would leave groups 0 and 1 two versions behind
+    assert Group.objects.filter(state="ready").count() >= 2
+    for rollout in late:
+        end_rollout(rollout.id)
+    world.run_until(is_over(world))
+    assert [step.groups.first().index for step in OptimizerStep.objects.order_by("number")][:2] == [2, 0]
 
 
 def test_an_evaluation_rollout_that_could_not_be_scored_is_done_again_and_then_counts_as_missing():

@@ -29,7 +29,7 @@ def member(slot: int, **changes) -> MemberView:
         "hold_until": None,
         "flagged": False,
     }
-    return MemberView(**{**state, **changes})  # type: ignore[arg-type]
+    return MemberView(**{**state, **changes})
 
 
 def unfinished(slot: int, **changes) -> MemberView:

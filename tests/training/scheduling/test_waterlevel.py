@@ -23,7 +23,7 @@ def situation(roles: str, **changes) -> Situation:
         "step_going_on": False,
         "must_publish": False,
     }
-    return Situation(**{**state, **changes})  # type: ignore[arg-type]
+    return Situation(**{**state, **changes})
 
 
 def test_nobody_turns_without_a_batch():

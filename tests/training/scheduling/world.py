@@ -1,10 +1,11 @@
 """Stand-ins for everything around the controller: they act on rows only, as the real processes would."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from environments.models import Outcome, Rollout
@@ -31,13 +32,13 @@ class World:
     def config(self) -> RunConfig:
         return RunConfig.model_validate(self.attempt.config)
 
-    def rollouts(self, purpose: str = "train"):
+    def rollouts(self, purpose: str = "train") -> QuerySet[Rollout]:
         return Rollout.objects.filter(pool__startswith=self.attempt.pool, purpose=purpose).order_by("created_at")
 
-    def unfinished(self, purpose: str = "train"):
+    def unfinished(self, purpose: str = "train") -> QuerySet[Rollout]:
         return self.rollouts(purpose).exclude(state=Rollout.State.ENDED)
 
-    def groups(self):
+    def groups(self) -> QuerySet[Group]:
         return Group.objects.filter(attempt_id=self.attempt_id).order_by("index")
 
     def round(self) -> bool:
@@ -89,7 +90,7 @@ class World:
         self.cells()
         self.trainer()
 
-    def run_until(self, reached, *, rounds: int = 200) -> None:
+    def run_until(self, reached: Callable[[], bool], *, rounds: int = 200) -> None:
         for _ in range(rounds):
             if reached():
                 return
