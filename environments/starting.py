@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from environments.config import Budgets
-from environments.harnesses import Assignment, check_settings, get_program
+from environments.harnesses import Assignment, HarnessMissing, HarnessProgram, check_settings, get_program
 from environments.harnesses.base import HARNESS_DIRECTORY
 from environments.harnesses.bundles import write_bundle
-from environments.models import Rollout, Session, Task
+from environments.models import Harness, Rollout, Session, Task
 from environments.sandboxes import Launch, Limits, Mount
 from environments.tasksets.harbor import start_tree
 
@@ -27,6 +27,7 @@ MAX_PROCESSES = 256
 def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch:
     """Raises InvalidHarness, HarnessMissing."""
     program = get_program(rollout.harness.program)
+    check_version(rollout.harness, program)
     assignment = Assignment(instruction=rollout.task.instruction, session_key=session.key)
     prepared = program.prepare(assignment, check_settings(program.name, rollout.harness.settings))
     mounts = [Mount(source=mount.source, target=mount.target) for mount in prepared.mounts]
@@ -44,6 +45,16 @@ def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch
         timeout_s=wall_time_s(rollout.task, budgets),
         limits=build_limits(rollout.task),
     )
+
+
+def check_version(harness: Harness, program: HarnessProgram) -> None:
+    """A harness is pinned: another version of its program may behave otherwise. Raises HarnessMissing."""
+    installed = program.version()
+    if installed and harness.version != installed:
+        raise HarnessMissing(
+            f"Harness {harness.name} is pinned to {program.name} {harness.version}, but {installed} is installed; "
+            "install the pinned version, or add a harness for the installed one."
+        )
 
 
 def wall_time_s(task: Task, budgets: Budgets) -> float:

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,10 +71,7 @@ class MiniSweAgent:
     volatile: tuple[str, ...] = ()
 
     def version(self) -> str:
-        try:
-            return importlib.metadata.version("mini-swe-agent")
-        except importlib.metadata.PackageNotFoundError as error:
-            raise HarnessMissing("mini-swe-agent is not installed: pip install -r requirements.txt.") from error
+        return _installed_version()
 
     def prepare(self, assignment: Assignment, settings: Section) -> Prepared:
         assert isinstance(settings, MiniSettings)
@@ -102,6 +100,14 @@ class MiniSweAgent:
 
     def submit_action(self) -> str:
         return self.format_action("submit")
+
+
+@cache
+def _installed_version() -> str:
+    try:
+        return importlib.metadata.version("mini-swe-agent")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise HarnessMissing("mini-swe-agent is not installed: pip install -r requirements.txt.") from error
 
 
 def _find_packages() -> tuple[str, tuple[BundleMount, ...]]:

@@ -112,6 +112,15 @@ class TestInASandbox:
         assert is_extension(wire.bodies[1]["messages"], wire.bodies[0]["messages"])
 
 
+def test_a_harness_pinned_to_another_version_is_refused(make_rollout):
+    rollout = mini(make_rollout)
+    Harness.objects.filter(pk=rollout.harness.pk).update(version="2.0.0")
+    drive(rollout)
+    assert rollout.outcome == "sandbox_failed"
+    assert "2.0.0" in rollout.error
+    assert "2.4.6 is installed" in rollout.error
+
+
 def test_braces_of_a_prompt_reach_the_model_as_they_are():
     config = build_config(MiniSettings(system_prompt="Use {{x}} and {% y %}."))
     from jinja2 import Template
