@@ -48,7 +48,7 @@ def litellm_command(venv: Path, directory: Path, port: int, upstream: int) -> li
 def rllm_command(venv: Path, directory: Path, port: int, upstream: int) -> list[str]:
     return [
         str(venv / "bin/rllm-model-gateway"), "--port", str(port), "--host", "127.0.0.1",
-        "--worker", f"http://127.0.0.1:{upstream}/v1",
+        "--worker", f"http://127.0.0.1:{upstream}/v1", "--db-path", str(directory / "calls.sqlite"),
     ]  # fmt: skip
 
 
@@ -91,7 +91,12 @@ def measure_one(venv: Path, command: Command, *, num_calls: int) -> float:
             "error",
         ]
     )
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+        "PYTHONUNBUFFERED": "1",
+    }
     for name in ("DJANGO_SETTINGS_MODULE", "DATABASE_URL", "REDIS_URL"):
         environment.pop(name, None)
     with (directory / "log").open("wb") as log:
