@@ -104,7 +104,7 @@ def cpu_environment(config: EngineSection, cores: Sequence[int] | None) -> dict[
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(len(cores) if cores else len(os.sched_getaffinity(0))),
-        "KMP_BLOCKTIME": "1",
+        "KMP_BLOCKTIME": "0",
     }
     openmp = find_openmp()
     return environment | ({"LD_PRELOAD": str(openmp)} if openmp else {})
