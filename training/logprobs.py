@@ -44,7 +44,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         hidden_MH, weight_VH, targets_M, normalisers_M, entropies_M = ctx.saved_tensors
         grad_logprobs_M, grad_entropies_M = grads
         grad_hidden_MH = torch.empty_like(hidden_MH)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_weight_VH: Tensor | None = None
         for start in range(0, len(targets_M), CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
             log_p_CV = chunk_logits(hidden_MH[part], weight_VH, ctx.temperature).sub_(normalisers_M[part, None])
@@ -57,8 +57,10 @@ class ChunkedLogprobs(torch.autograd.Function):
             )
             grad_CV = grad_CV.div_(ctx.temperature).to(weight_VH.dtype)
             grad_hidden_MH[part] = grad_CV @ weight_VH
-            if grad_weight_VH is not None:
-                grad_weight_VH += grad_CV.T @ hidden_MH[part]
+            if ctx.needs_input_grad[1]:
+                share_VH = grad_CV.T @ hidden_MH[part]
+                grad_weight_VH = share_VH if grad_weight_VH is None else grad_weight_VH.float().add_(share_VH)
+                del share_VH
             del log_p_CV, grad_CV
         if grad_weight_VH is not None:
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)

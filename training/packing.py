@@ -26,8 +26,8 @@ from training.selection import Sample
 ATTENTION = "gyre_segments"
 """Name under which transformers finds `segment_attention`."""
 
-BUCKETS = 8
-"""Sizes of micro-batches are multiples of the budget divided by this."""
+BUCKETS = 64
+"""Sizes of micro-batches are multiples of the budget divided by this: small batches must not be mostly padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
