@@ -28,7 +28,7 @@ class SignInForm(AuthenticationForm):
         style(self)
 
 
-class PasswordForm(SetPasswordForm):  # type: ignore[type-arg]
+class PasswordForm(SetPasswordForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         style(self)

@@ -20,7 +20,9 @@ class SignInMiddleware(LoginRequiredMiddleware):
             return None
         return super().process_view(request, view_func, view_args, view_kwargs)
 
-    def handle_no_permission(self, request: HttpRequest, view_func: Callable[..., Any]) -> HttpResponseBase:
+    def handle_no_permission(  # type: ignore[override]  # the stub promises a redirect only
+        self, request: HttpRequest, view_func: Callable[..., Any]
+    ) -> HttpResponseBase:
         response = super().handle_no_permission(request, view_func)
         if request.headers.get("HX-Request") == "true" and response.has_header("Location"):
             return HttpResponse(status=204, headers={"HX-Redirect": response["Location"]})

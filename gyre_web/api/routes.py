@@ -136,7 +136,7 @@ def get_metrics(request: HttpRequest, run_id: UUID, key: str = "", after_step: i
     rows = Metric.objects.filter(attempt=latest_attempt(run_id), step__gt=after_step).order_by("step", "key")
     if key:
         rows = rows.filter(key=key)
-    return list(rows.values("kind", "step", "key", "value")[:100_000])
+    return [dict(row) for row in rows.values("kind", "step", "key", "value")[:100_000]]
 
 
 @api.get("/attempts/{uuid:attempt_id}", response=schemas.AttemptDetail, tags=["runs"])

@@ -133,5 +133,5 @@ def list_harnesses() -> list[dict[str, Any]]:
     )
     by_harness: dict[Any, list[dict[str, Any]]] = {}
     for row in patterns:
-        by_harness.setdefault(row["rollout__harness_id"], []).append(row)
+        by_harness.setdefault(row["rollout__harness_id"], []).append(dict(row))
     return [{"harness": harness, "patterns": by_harness.get(harness.pk, [])} for harness in harnesses]

@@ -67,24 +67,26 @@ def load_engines() -> list[Engine]:
 
 def load_workers() -> list[dict[str, Any]]:
     """Who holds leases on rollouts: [{lease_owner, number, until}]."""
-    return list(
+    rows = (
         Rollout.objects.exclude(state=Rollout.State.ENDED)
         .exclude(lease_owner="")
         .values("lease_owner")
         .annotate(number=Count("pk"), until=Max("lease_expires_at"))
         .order_by("lease_owner")
     )
+    return [dict(row) for row in rows]
 
 
 def load_gateways() -> list[dict[str, Any]]:
     """Who holds sessions: [{gateway, number, until}]."""
-    return list(
+    rows = (
         Session.objects.filter(finished_at=None)
         .exclude(gateway="")
         .values("gateway")
         .annotate(number=Count("pk"), until=Max("gateway_expires_at"))
         .order_by("gateway")
     )
+    return [dict(row) for row in rows]
 
 
 def load_calls() -> dict[str, Any]:
@@ -111,7 +113,7 @@ def load_sandboxes() -> list[Sandbox]:
 def load_queues() -> list[Queue]:
     try:
         client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=1, socket_connect_timeout=1)
-        return [Queue(name=name, length=int(client.llen(name))) for name in QUEUES]  # type: ignore[arg-type]
+        return [Queue(name=name, length=int(client.llen(name))) for name in QUEUES]
     except (redis.RedisError, OSError, ValueError):
         return [Queue(name=name, length=None) for name in QUEUES]
 

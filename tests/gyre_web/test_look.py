@@ -97,3 +97,12 @@ def test_signs_are_drawn_with_shapes_that_exist():
     for state, glyph in STATES.items():
         assert glyph.shape in SHAPES, state
     assert "gyre" in ICONS
+
+
+def test_every_static_file_that_pages_name_is_served_without_collecting(client):
+    names = set()
+    for path in TEMPLATES.rglob("*.html"):
+        names |= set(re.findall(r"{% static '([^']+)' %}", path.read_text()))
+    assert {"css/tokens.css", "plotly/plotly.min.js", "django_htmx/htmx-2.min.js"} <= names
+    for name in sorted(names):
+        assert client.get(f"/static/{name}").status_code == 200, name
