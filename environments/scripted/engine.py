@@ -2,11 +2,14 @@
 
 From:  the gateway (`/inference/v1/generate`), whoever publishes weights (/pause, /resume, /update_weight_version).
 To:    ids, logprobs and weight versions, in the shapes of vLLM 0.32.
-Holds: the same rule and prompt give the same ids; `requests` keeps what was asked and produced, id by id.
+Holds: the same rule and prompt give the same ids; `requests` keeps what was asked and produced, id by id, and so does
+       the audit file, of which each line is written before its tokens are sent.
 Never: imports vLLM or torch. A token is a byte (environments.rendering.scripted).
 
     python -m environments.scripted.engine --port 9000 --script script.json --tokens-per-s 50
-    script.json: [["regular expression on the prompt's text", "answer"], ...]; the last that matches answers.
+    script.json: [["regular expression on the prompt's text", "answer"], ...]; the last that matches answers. Several
+    answers (a list) take turns; a prompt that ends within an answer gets the rest of that one.
+    audit file: {"request": name, "prompt": [ids]}, then {"request": name, "ids": [...]} for each piece.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +27,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from environments.rendering.scripted import BEGIN, END
+from environments.rendering.scripted import ANSWER, BEGIN, END
 
 DEFAULT_ANSWER = "I have read {num} tokens."
 Scope = MutableMapping[str, Any]
@@ -41,6 +45,12 @@ class Prompt:
     def text(self) -> str:
         """Message borders are shown as newlines."""
         return bytes(i if i < BEGIN else 10 for i in self.ids).decode("utf-8", "replace")
+
+    def split(self) -> tuple["Prompt", str]:
+        """What was asked, and what an earlier engine already answered."""
+        start = max((place + 1 for place, i in enumerate(self.ids) if i == ANSWER), default=len(self.ids))
+        begun = Prompt(ids=self.ids[start:], number=self.number)
+        return Prompt(ids=self.ids[:start], number=self.number), begun.text
 
 
 Rule = Callable[[Prompt], str | list[int]]
@@ -78,6 +88,8 @@ class ScriptedEngine:
     """Answer every generate request with this HTTP status."""
     requests: list[Served] = field(default_factory=list)
     keep_requests: bool = True
+    audit: Path | None = None
+    """File to which every prompt and every token is appended."""
     is_paused: bool = False
     num_started: int = 0
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,6 +151,8 @@ class ScriptedEngine:
         ids = [*answer.encode("utf-8", "surrogatepass"), END] if isinstance(answer, str) else list(answer)
         self.num_started += 1
         served = Served(prompt=request["token_ids"], params=params)
+        name = f"{os.getpid()}-{self.num_started}-{request.get('request_id', '')}"
+        self._note({"request": name, "prompt": served.prompt})
         if self.keep_requests:
             self.requests.append(served)
         stops = set(params.get("stop_token_ids") or [END])
@@ -147,12 +161,25 @@ class ScriptedEngine:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         watcher = asyncio.create_task(wait_for_hang_up(receive))
         try:
-            await self._stream(request.get("request_id", ""), served, ids, finish, send, watcher)
+            await self._stream(name, request.get("request_id", ""), served, ids, finish, send, watcher)
         finally:
             watcher.cancel()
 
+    def _note(self, line: dict[str, Any]) -> None:
+        """Unbuffered: a kill loses nothing that was sent."""
+        if self.audit:
+            with self.audit.open("ab", buffering=0) as file:
+                file.write(orjson.dumps(line) + b"\n")
+
     async def _stream(
-        self, request_id: str, served: Served, ids: list[int], finish: str, send: Send, watcher: "asyncio.Task[None]"
+        self,
+        name: str,
+        request_id: str,
+        served: Served,
+        ids: list[int],
+        finish: str,
+        send: Send,
+        watcher: "asyncio.Task[None]",
     ) -> None:
         spans: list[dict[str, Any]] = []
         step = max(1, self.tokens_per_chunk)
@@ -168,6 +195,7 @@ class ScriptedEngine:
                 raise Cut(f"scripted failure after {start} tokens")
             grow_spans(spans, self.version, start, start + len(piece))
             served.produced += piece
+            self._note({"request": name, "ids": piece})
             is_last = start + step >= len(ids)
             await send_event(send, chunk(request_id, piece, finish if is_last else None, spans if is_last else None))
         usage = {"prompt_tokens": len(served.prompt), "completion_tokens": len(ids)}
@@ -249,17 +277,36 @@ async def lifespan(receive: Receive, send: Send) -> None:
             return
 
 
+@dataclass(eq=False, kw_only=True)
+class Script:
+    """The rule of a script file."""
+
+    entries: Sequence[tuple[re.Pattern[str], Sequence[str]]]
+    given: Counter[int] = field(default_factory=Counter)
+    """How often each entry has answered."""
+
+    def __call__(self, prompt: Prompt) -> str:
+        asked, begun = prompt.split()
+        text = asked.text
+        found = [index for index, (pattern, _) in enumerate(self.entries) if pattern.search(text)]
+        if not found:
+            return DEFAULT_ANSWER.format(num=len(prompt.ids))
+        answers = self.entries[found[-1]][1]
+        if begun:
+            return next((answer[len(begun) :] for answer in answers if answer.startswith(begun)), "")
+        self.given[found[-1]] += 1
+        return answers[(self.given[found[-1]] - 1) % len(answers)]
+
+
 def load_rule(path: Path) -> Rule:
-    """From a script file. Raises ValueError that names the entry."""
+    """From a script file. Raises re.error, json.JSONDecodeError."""
     entries = json.loads(path.read_text())
-    pairs = [(re.compile(pattern, re.DOTALL), answer) for pattern, answer in entries]
-
-    def rule(prompt: Prompt) -> str:
-        text = prompt.text
-        found = [answer for pattern, answer in pairs if pattern.search(text)]
-        return found[-1] if found else DEFAULT_ANSWER.format(num=len(prompt.ids))
-
-    return rule
+    return Script(
+        entries=[
+            (re.compile(pattern, re.DOTALL), [answer] if isinstance(answer, str) else answer)
+            for pattern, answer in entries
+        ]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -269,9 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--socket")
     where.add_argument("--port", type=int)
-    parser.add_argument("--script", type=Path)
+    given_paths = {name: os.environ.get(f"GYRE_SCRIPTED_{name}") for name in ("SCRIPT", "AUDIT")}
+    parser.add_argument("--script", type=Path, default=given_paths["SCRIPT"])
+    parser.add_argument("--audit", type=Path, default=given_paths["AUDIT"])
     parser.add_argument("--answer")
-    parser.add_argument("--tokens-per-s", type=float, default=0.0)
+    parser.add_argument("--tokens-per-s", type=float, default=os.environ.get("GYRE_SCRIPTED_TOKENS_PER_S", "0"))
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--version", default="0")
     parser.add_argument("--api-key", default=os.environ.get("GYRE_ENGINE_KEY", ""))
@@ -284,6 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         api_key=given.api_key,
         fail_after=given.fail_after,
         keep_requests=False,
+        audit=given.audit,
     )
     if given.script:
         engine.rule = load_rule(given.script)
