@@ -33,6 +33,7 @@ const openStep = (step) => location.assign(`${page.dataset.rolloutsUrl}?step=${s
 const short = (value) => (Math.abs(value) >= 100 ? Math.round(value).toLocaleString() : String(Number(value.toPrecision(3))));
 
 function drawAll() {
+  let later = 0;
   for (const chart of charts) {
     const figure = page.querySelector(`[data-chart="${chart.id}"]`);
     if (!figure) continue;
@@ -41,13 +42,19 @@ function drawAll() {
     const empty = chart.series.length === 0;
     plot.hidden = empty;
     none.hidden = !empty;
-    none.textContent = over ? "not recorded" : "after the first step";
+    none.textContent = "not recorded";
+    /** @type {HTMLElement} */ (figure).hidden = empty && !over;
+    later += Number(empty && !over);
     if (empty) continue;
     draw(plot, chart, openStep);
     drawLegend(/** @type {Element} */ (figure.querySelector(".chart-legend")), chart);
     const last = chart.series[0].y.at(-1);
     /** @type {HTMLElement} */ (figure.querySelector(".chart-now")).textContent = last === undefined || chart.stacked ? "" : short(last);
   }
+  const note = document.getElementById("charts-later");
+  if (!note) return;
+  note.hidden = later === 0;
+  note.textContent = `${later} more charts come with their first numbers ·`;
 }
 
 async function refreshCharts() {
