@@ -1,6 +1,7 @@
 """`manage.py demo`: start the demo's run, or do all of it without a browser and report."""
 
 import json
+import signal
 import sys
 import time
 from argparse import ArgumentParser
@@ -38,6 +39,7 @@ class Command(BaseCommand):
 
     def handle(self, **options: Any) -> None:
         self.began = time.monotonic()
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: engines must not be left behind
         try:
             if options["headless"]:
                 self._headless(options)
