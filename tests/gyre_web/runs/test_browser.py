@@ -4,6 +4,7 @@ import os
 
 import pytest
 from django.test import Client
+from playwright.sync_api import expect
 
 from tests.gyre_web.browser import open_tab
 from tests.gyre_web.factories import make_catalog, make_run, make_user
@@ -58,10 +59,10 @@ def test_the_form_marks_what_is_wrong_while_typing_and_starts_when_it_is_right(l
         toml = page.input_value("#toml")
         page.fill("#toml", toml.replace("rollouts_per_group = 4", "rollouts_per_group = 5"))
         page.click("#read-toml")
-        page.wait_for_function("document.querySelector('[name=\"tasks.rollouts_per_group\"]').value === '5'")
+        expect(page.locator("[name='tasks.rollouts_per_group']")).to_have_value("5")
         page.wait_for_selector("#start[aria-disabled='false']")
         page.fill("[name=name]", "from the browser")
-        page.wait_for_timeout(400)
+        page.wait_for_selector("#start[aria-disabled='false']")
         page.click("#start")
         page.wait_for_url("**/runs/*")
         assert tab.complaints == []
