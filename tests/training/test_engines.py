@@ -149,7 +149,7 @@ def test_an_engine_that_ends_while_starting_says_why(tmp_path, db, monkeypatch):
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -206,7 +206,7 @@ class Stream(threading.Thread):
         body = {"model": "tiny-llama", "token_ids": self.prompt, "stream": True, "sampling_params": sampling}
         transport = httpx.HTTPTransport(uds=self._url.removeprefix("unix://"))
         headers = {"authorization": f"Bearer {self._key}"}
-        with httpx.Client(transport=transport, base_url="http://e", timeout=60, headers=headers) as client:
+        with httpx.Client(transport=transport, base_url="http://e", timeout=200, headers=headers) as client:
             with client.stream("POST", "/inference/v1/generate", json=body) as response:
                 for line in response.iter_lines():
                     if line.startswith("data: {"):
@@ -219,13 +219,13 @@ class Stream(threading.Thread):
             self.versions += [(v["start"], v["end"], v["version"]) for v in choice.get("weight_versions") or []]
 
     def wait_for(self, count: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(self.ids) < count and self.is_alive():
             assert time.monotonic() < deadline, f"only {len(self.ids)} tokens"
             time.sleep(0.002)
 
     def finish(self) -> "Stream":
-        self.join(60)
+        self.join(200)
         assert len(self.ids) == len(self.logprobs) == self._num_tokens
         return self
 
