@@ -19,7 +19,6 @@ from uuid import UUID, uuid4
 
 import numpy as np
 import psycopg
-from psycopg_pool import PoolTimeout
 
 from environments import live
 from environments.gateway.dialects import Dialect
@@ -231,6 +230,7 @@ class Calls:
         except BaseException:
             rollout.is_lost = True  # memory is ahead of the record: it is built again
             raise
+        call.opening = rows
         rollout.remember(call)
         live.tell(rollout.id, [*(node_event(row, None) for row in rows), call_event(call)])
 
@@ -290,11 +290,7 @@ class Calls:
                 )  # fmt: skip
                 rollout.tree.add(node)
             try:
-                await self._persist(
-                    lambda: self.record.finish_call(
-                        rollout_id=rollout.id, call=call.row, node=row, counters=rollout.counters()
-                    )
-                )
+                await self._persist_end(rollout, call, row)
             except BaseException:
                 rollout.is_lost = True
                 raise
@@ -308,6 +304,24 @@ class Calls:
         call.changed.fire()
         live.tell(rollout.id, [*([node_event(row, call)] if row else []), call_event(call)])
         self._trim(rollout)
+
+    async def _persist_end(self, rollout: OpenRollout, call: LiveCall, node: NodeRow | None) -> None:
+        """Together with the opening, where Postgres crashed before that was on disk. Raises LeaseLost."""
+
+        def end() -> Awaitable[None]:
+            return self.record.finish_call(rollout_id=rollout.id, call=call.row, node=node, counters=rollout.counters())
+
+        try:
+            await self._persist(end)
+        except LeaseLost:
+            opened = replace(call.row, state="open", answer_node=None)
+            await self._persist(
+                lambda: self.record.open_call(
+                    rollout_id=rollout.id, call=opened, nodes=call.opening, counters=rollout.counters()
+                )
+            )
+            await self._persist(end)
+        call.opening = ()
 
     def _answer_row(self, rollout: OpenRollout, call: LiveCall, message: dict[str, Any], *, is_whole: bool) -> NodeRow:
         tree = rollout.tree
@@ -431,7 +445,7 @@ class Calls:
                 if attempt:
                     return  # the first try was committed, only its answer was lost
                 raise LeaseLost from error
-            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as error:
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 if attempt == 0:
                     logger.warning("Postgres cannot be reached; holding", extra={"error": str(error)})
                 await asyncio.sleep(min(1.0, 0.05 * 2**attempt))

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,7 +19,7 @@ from uuid import UUID
 from environments.config import Budgets, Sampling
 from environments.gateway.dialects import Answer
 from environments.gateway.messages import Message
-from environments.gateway.record import CallRow, Counters
+from environments.gateway.record import CallRow, Counters, NodeRow
 from environments.gateway.signal import Signal
 from environments.gateway.tree import Tree
 from environments.rendering.protocol import Renderer
@@ -31,6 +32,8 @@ class LiveCall:
     row: CallRow
     opener: list[int]
     max_tokens: int
+    opening: Sequence[NodeRow] = ()
+    """Nodes written when it was opened, until its end is durable: a crash of Postgres may take them."""
     started: float = field(default_factory=time.monotonic)
     agent: str = ""
     branch_role: str = "main"

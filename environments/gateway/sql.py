@@ -101,7 +101,8 @@ update environments_rollout set num_calls = %(r_calls)s, num_branches = %(r_bran
 where id = %(rollout)s and exists (select 1 from held)
 """
 
-# An opening may be lost with a crash of Postgres; an end may not, and its flush takes the opening along.
+# An opening may be lost with a crash of Postgres; an end may not, and its flush takes the opening along. An end whose
+# opening is lost writes nothing: calls.py opens the call once more.
 OPEN_CALL = f"""
 with held as (
     select set_config('synchronous_commit', 'off', true) from environments_session
@@ -118,7 +119,8 @@ from held
 
 FINISH_CALL = f"""
 with held as (
-    select 1 from environments_session where id = %(c_session)s and gateway = %(me)s
+    select 1 from environments_session s join environments_call c on c.session_id = s.id
+    where s.id = %(c_session)s and s.gateway = %(me)s and c.id = %(c_id)s
 ), nodes as ({ONE_NODE_INSERT}), counted as ({ROLLOUT_UPDATE})
 update environments_call set state = %(c_state)s, answer_node = %(c_answer_node)s::int, imposed = %(c_imposed)s::jsonb,
     num_cached_tokens = %(c_num_cached)s, num_sampled_tokens = %(c_num_sampled)s, finish_reason = %(c_finish)s,

@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from environments import live
 from environments.gateway import calls as calls_module
 from environments.gateway import delivery as delivery_module
-from environments.models import Call, Engine, Node, Rollout
+from environments.models import Call, Engine, Node, Rollout, Session
 from tests.environments.gateway.conftest import INSTRUCTION, chat, check_identity, events, unpack
 
 PATH = "/v1/chat/completions"
@@ -48,6 +48,37 @@ async def test_an_engine_that_dies_in_mid_call_is_continued_on_another_in_one_no
     call = await Call.objects.aget(rollout=session.rollout_id)
     assert (call.num_sampled_tokens, call.finish_reason, call.state) == (11, "stop", "completed")
     assert other.requests[0].prompt[-4:] == [*b"0123"]
+
+
+async def test_a_crash_of_postgres_that_takes_the_opening_of_a_call_is_nothing_that_the_harness_sees(world):
+    session = await world.session()
+    world.engine.rule = lambda prompt: "0123456789"
+    async with world.client(session) as client:
+        await client.post(PATH, json=chat(INSTRUCTION))
+        world.engine.tokens_per_s = 100
+        call = asyncio.create_task(client.post(PATH, json=chat(INSTRUCTION, "0123456789", "Go on.")))
+        await until(lambda: len(world.engine.requests) == 2 and world.engine.requests[1].produced)
+        first = await Call.objects.aget(rollout=session.rollout_id, index=0)
+        await Node.objects.filter(rollout=session.rollout_id, index__gt=first.answer_node).adelete()
+        await Call.objects.filter(rollout=session.rollout_id, index=1).adelete()
+        assert (await call).json()["choices"][0]["message"]["content"] == "0123456789"
+    assert await identity(session.rollout_id, [world.engine]) == 2
+    nodes = [node async for node in Node.objects.filter(rollout=session.rollout_id).order_by("index")]
+    assert [(node.index, node.parent) for node in nodes] == [(0, None), (1, 0), (2, 1), (3, 2)]
+    assert (await Rollout.objects.aget(id=session.rollout_id)).num_calls == 2
+
+
+async def test_a_gateway_that_lost_its_session_writes_no_end_of_a_call(world):
+    session = await world.session()
+    world.engine.rule = lambda prompt: "0123456789"
+    world.engine.tokens_per_s = 100
+    async with world.client(session) as client:
+        call = asyncio.create_task(client.post(PATH, json=chat(INSTRUCTION)))
+        await until(lambda: world.engine.requests and world.engine.requests[0].produced)
+        await Session.objects.filter(id=session.id).aupdate(gateway="another-host/gw.sock")
+        assert (await call).status_code == 503
+    assert await Node.objects.filter(rollout=session.rollout_id, sampled=True).acount() == 0
+    assert await Call.objects.filter(rollout=session.rollout_id, state="open").acount() == 1
 
 
 async def test_an_engine_that_leaves_for_training_is_left_at_once(world):
