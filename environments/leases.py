@@ -149,7 +149,8 @@ class Watch:
             by_owner[item.lease.owner].append(item.lease.rollout_id)
         expires_at = timezone.now() + timedelta(seconds=LEASE_S)
         for owner, ids in by_owner.items():
-            Rollout.objects.filter(pk__in=ids, lease_owner=owner).update(lease_expires_at=expires_at)
+            driven = Rollout.objects.filter(pk__in=ids, lease_owner=owner).exclude(state=Rollout.State.ENDED)
+            driven.update(lease_expires_at=expires_at)  # one that ended meanwhile has no lease any more
 
 
 WATCH = Watch()

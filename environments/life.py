@@ -108,7 +108,7 @@ class Life:
             raise Elsewhere(row.host)
         handle = self.sandboxes.attach(row)
         if handle is None:
-            Sandbox.objects.filter(pk=row.pk).update(lease_expires_at=timezone.now())  # the reaper's now
+            _give_to_reaper(row.pk)
         return handle
 
     def _start(self) -> Handle | None:
@@ -239,6 +239,8 @@ class Life:
             leftover = self.sandboxes.attach(row)
             if leftover is not None:
                 leftover.remove()
+            else:
+                _give_to_reaper(row.pk)
         assessment = Assessment(
             rollout_id=rollout.pk,
             task_directory=Path(rollout.task.directory),
@@ -271,7 +273,9 @@ class Life:
                 "verifier_trials": result.verdict.trials,
             }
         self._finish_sessions()
-        self._set(state=Rollout.State.ENDED, ended_at=timezone.now(), lease_expires_at=None, **fields)
+        ended_at = timezone.now()
+        self._set(state=Rollout.State.ENDED, ended_at=ended_at, lease_expires_at=None, **fields)
+        self.rollout.sandboxes.update(lease_expires_at=ended_at)  # who is killed from here on leaves them to the reaper
         if handle is None:
             return
         try:
@@ -299,6 +303,10 @@ class Life:
 
     def _overall_message(self) -> str:
         return f"Not ended within overall_time_s = {self.budgets.overall_time_s:g} s."
+
+
+def _give_to_reaper(sandbox: UUID) -> None:
+    Sandbox.objects.filter(pk=sandbox).update(lease_expires_at=timezone.now())
 
 
 def live_append(rollout_id: UUID, events: list[tuple[str, dict[str, Any]]]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -287,3 +288,27 @@ def test_planted_rewards_and_edited_tests_are_flagged(make_rollout):
     rollout = drive(make_rollout("mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"))
     assert rollout.reward == 0.0
     assert [flag["kind"] for flag in rollout.flags] == ["reward_planted"]
+
+
+def test_a_sandbox_that_a_killed_driver_could_not_note_is_the_reapers_when_the_rollout_ends(make_rollout, settings):
+    rollout = make_rollout("printf good > out.txt")
+    unnoted = Sandbox.objects.create(
+        rollout=rollout,
+        purpose=Sandbox.Purpose.VERIFIER,
+        host=socket.gethostname(),
+        directory=str(settings.DATA_DIR / "sandboxes" / "unnoted"),
+        lease_expires_at=timezone.now() + timedelta(minutes=5),
+    )
+    assert drive(rollout).reward == 1.0
+    unnoted.refresh_from_db()
+    assert unnoted.lease_expires_at <= timezone.now()
+
+
+def test_a_rollout_that_ended_gets_no_new_lease(make_rollout):
+    lease = leases.take(make_rollout().pk, "driver")
+    watch = leases.Watch()
+    watch.look(lease)
+    leases.update(lease, state=Rollout.State.ENDED, lease_expires_at=None)
+    watch._looked_at = watch._renewed_at = 0.0  # the next look is due, and so is a renewal
+    watch.look(lease)
+    assert Rollout.objects.get(pk=lease.rollout_id).lease_expires_at is None
