@@ -126,7 +126,7 @@ def test_a_second_start_in_the_same_directory_is_refused_by_address(settings):
     entry = {"pid": os.getppid(), "started": start_time(os.getppid())}
     record = {"address": "http://127.0.0.1:8123", "processes": {"up": entry}}
     (settings.DATA_DIR / "up.json").write_text(json.dumps(record))
-    with pytest.raises(UpError, match="already runs here, at http://127.0.0.1:8123"), running_system():
+    with pytest.raises(UpError, match=r"already runs here, at http://127\.0\.0\.1:8123"), running_system():
         pass
 
 
