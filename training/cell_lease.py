@@ -61,7 +61,8 @@ def renewed_lease(cell_id: UUID, holder: str) -> Iterator[None]:
     finally:
         ended.set()
         renewer.join()
-        Cell.objects.filter(pk=cell_id, lease_owner=holder).update(lease_owner="", lease_expires_at=None)
+        with contextlib.suppress(OperationalError, InterfaceError):  # then it runs out
+            Cell.objects.filter(pk=cell_id, lease_owner=holder).update(lease_owner="", lease_expires_at=None)
 
 
 @dataclass(kw_only=True)

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.3
 POLL_S = 2.0
 RETRY_S = 2.0
+PATIENCE_S = 10.0
+"""How long a worker that shall end waits for a database that is away."""
 MOST_FAILURES = 5
 """In a row, of one kind of process: then the cell gives up with the reason."""
 
@@ -77,6 +79,7 @@ class Supervisor:
     engine_failures: Failures = field(default_factory=Failures, init=False)
     trainer_failures: Failures = field(default_factory=Failures, init=False)
     polled: float = field(default=0.0, init=False)
+    stopping_since: float = field(default=0.0, init=False)
 
     def run(self) -> None:
         self._load()
@@ -92,6 +95,9 @@ class Supervisor:
                 log.warning("database not reachable; trying again", extra={"error": str(error)})
                 connection.close()
                 time.sleep(RETRY_S)
+                if self._is_hopeless():
+                    self._end_processes()
+                    return
             except GaveUp as error:
                 self._give_up(str(error))
                 return
@@ -342,6 +348,20 @@ class Supervisor:
         ring(self.attempt.id)
 
     # ---- the end
+
+    def _is_hopeless(self) -> bool:
+        """This worker was told to end a while ago and the database is still away: it has nobody to tell."""
+        if not self.stop.is_set():
+            return False
+        self.stopping_since = self.stopping_since or time.monotonic()
+        return time.monotonic() - self.stopping_since > PATIENCE_S
+
+    def _end_processes(self) -> None:
+        """Without a word in the rows: whoever takes the cell over finds that they are gone."""
+        if self.trainer is not None:
+            self.trainer.stop()
+        if self.engine is not None:
+            self.engine.end_process()
 
     def _give_back(self) -> None:
         if self.trainer is not None:

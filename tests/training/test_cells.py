@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import psutil
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.utils import timezone
 from safetensors.numpy import save_file
 
@@ -182,6 +182,22 @@ def test_a_worker_that_ends_gives_everything_back_and_the_next_starts_anew(cell,
     assert not psutil.pid_exists(trainer.pid)
     job()
     wait(has_role(cell, "trains"))
+
+
+def test_a_worker_that_ends_while_the_database_is_away_leaves_no_process_behind(cell, job, monkeypatch, tmp_path):
+    def away(supervisor):
+        raise OperationalError("the database is away")
+
+    running = job()
+    wait(has_role(cell, "trains"))
+    trainer = find_trainer(cell.id, tmp_path)
+    monkeypatch.setattr(cells, "RETRY_S", 0.05)
+    monkeypatch.setattr(cells, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(cells.Supervisor, "_load", away)
+    running.stop.set()
+    running.thread.join(20)
+    assert not running.thread.is_alive()
+    assert not psutil.pid_exists(trainer.pid)
 
 
 def test_a_trainer_that_fails_again_and_again_makes_the_cell_give_up_with_a_reason(cell, job, monkeypatch):
