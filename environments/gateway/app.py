@@ -24,7 +24,6 @@ import django
 import orjson
 import psycopg
 import zstandard
-from psycopg_pool import PoolTimeout
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gyre_web.settings")
 django.setup()
@@ -93,7 +92,6 @@ class Gateway:
 
     async def start(self) -> None:
         self.journal = WireJournal()
-        await self.record.open()
         await self.routing.start()
         self.sessions.start()
 
@@ -214,7 +212,7 @@ class Gateway:
         while True:
             try:
                 return await self.sessions.find(key, is_path_key=is_path_key)
-            except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout):
+            except (psycopg.OperationalError, psycopg.InterfaceError):
                 await asyncio.sleep(wait_s)
                 wait_s = min(1.0, wait_s * 2)
 

@@ -1,4 +1,4 @@
-"""Everything the gateway reads from and writes to Postgres, as SQL through one psycopg pool.
+"""Everything the gateway reads from and writes to Postgres, as SQL through a few psycopg connections.
 
 From:  sessions.py, calls.py and routing.py.
 To:    Session, Rollout (counters, ending), Call and Node rows; reads Engine rows.
@@ -16,9 +16,9 @@ from uuid import UUID
 from django.db import connection as django_connection
 from psycopg import AsyncRawCursor
 from psycopg.rows import class_row, dict_row
-from psycopg_pool import AsyncConnectionPool
 
 from environments.gateway import sql
+from environments.gateway.connections import Connections
 from environments.text import dump_json, escape_text, restore_json
 
 POOL_SIZE = 16
@@ -138,16 +138,7 @@ class Record:
         """This gateway's name, as leases carry it."""
         parameters = django_connection.get_connection_params()
         keep = {k: v for k, v in parameters.items() if k in ("dbname", "user", "password", "host", "port", "sslmode")}
-        self._pool = AsyncConnectionPool(
-            kwargs={**keep, "autocommit": True, "prepare_threshold": 2},
-            min_size=1,
-            max_size=POOL_SIZE,
-            open=False,
-            name="gateway",
-        )
-
-    async def open(self) -> None:
-        await self._pool.open()
+        self._pool = Connections({**keep, "autocommit": True, "prepare_threshold": 2}, size=POOL_SIZE)
 
     async def close(self) -> None:
         await self._pool.close()
