@@ -33,7 +33,8 @@ from training.scheduling.evaluation import heldout_rewards
 from training.services import check_config, request, start_run
 
 Say = Callable[[str], None]
-DEMONSTRATIONS = 208
+DEMONSTRATIONS = 84
+"""Held-out success is then about 40 % (208 gave 73 %, which leaves little to learn; 24 gave none)."""
 HELDOUT_TASKS = 120
 LOOK_S = 1.0
 NUM_RESAMPLES = 10_000
@@ -52,6 +53,9 @@ def build_config(*, seed: int, steps: int | None = None) -> RunConfig:
     data: dict[str, Any] = {
         "seed": seed,
         "warm_start": {"demonstrations": DEMONSTRATIONS},
+        "harness": {"max_running": 32},
+        "sampling": {"max_tokens": 64},
+        "schedule": {"checkpoint_every": 3},
         "evaluation": {"tasks": HELDOUT_TASKS},
     }
     if steps is not None:
