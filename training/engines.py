@@ -52,6 +52,8 @@ __all__ = ["EngineError", "RunningEngine", "StaleWeights", "attach_engine", "pro
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600.0
+WAIT_FOR_WORD = ("/bin/sh", "-c", 'read -r word && exec "$@" </dev/null', "sh")
+"""The process becomes the engine only once its state is saved: where its author dies before, it ends by itself."""
 PAUSE_LEASE_S = 120.0
 """Longest an engine stands still for a weight change whose author died."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -156,28 +158,31 @@ def start_process(
     log_path = directory / f"engine-{row.name}-{row.id.hex[:6]}.log"
     with log_path.open("ab") as log_file:
         process = subprocess.Popen(
-            build_command(config, weights, listening),
+            [*WAIT_FOR_WORD, *build_command(config, weights, listening)],
             env=build_environment(config, listening, cores, os.environ),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=settings.BASE_DIR,
         )
-    if cores:
-        os.sched_setaffinity(process.pid, cores)
     _children[process.pid] = process
-    state = ProcessState(
-        pid=process.pid,
-        started=psutil.Process(process.pid).create_time(),
-        kind=config.kind,
-        dtype=choose_dtype(config.dtype),
-        device=config.device,
-        vocabulary_size=read_vocabulary_size(model_directory) if config.kind == "vllm" else 256,
-        log=str(log_path),
-        weights=str(weights.path),
-    )
-    save_state(row, state)
+    assert process.stdin
+    with process.stdin as word:
+        if cores:
+            os.sched_setaffinity(process.pid, cores)
+        state = ProcessState(
+            pid=process.pid,
+            started=psutil.Process(process.pid).create_time(),
+            kind=config.kind,
+            dtype=choose_dtype(config.dtype),
+            device=config.device,
+            vocabulary_size=read_vocabulary_size(model_directory) if config.kind == "vllm" else 256,
+            log=str(log_path),
+            weights=str(weights.path),
+        )
+        save_state(row, state)
+        word.write(b"go\n")
     return state
 
 

@@ -191,6 +191,7 @@ def test_a_worker_that_ends_while_the_database_is_away_leaves_no_process_behind(
     running = job()
     wait(has_role(cell, "trains"))
     trainer = find_trainer(cell.id, tmp_path)
+    assert trainer
     monkeypatch.setattr(cells, "RETRY_S", 0.05)
     monkeypatch.setattr(cells, "PATIENCE_S", 0.1)
     monkeypatch.setattr(cells.Supervisor, "_load", away)

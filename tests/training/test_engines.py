@@ -120,6 +120,19 @@ def test_a_started_engine_serves_and_a_stopped_one_leaves_nothing(scripted):
     assert not Path(scripted.row.base_url.removeprefix("unix://")).parent.exists()
 
 
+def test_a_start_that_dies_before_it_noted_the_process_leaves_none(tmp_path, db, monkeypatch):
+    def die(row, state):
+        started.append(state.pid)
+        raise OSError("killed here")
+
+    started: list[int] = []
+    monkeypatch.setattr("training.engines.save_state", die)
+    model = Model.objects.create(name="scripted", path=str(tmp_path), renderer="scripted", context_length=4096)
+    with pytest.raises(EngineError, match="killed here"):
+        start_scripted(model, tmp_path)
+    wait_until(lambda: psutil.Process(started[0]).status() == psutil.STATUS_ZOMBIE)  # it is a child of this test
+
+
 def test_a_killed_engine_fails_its_row_with_a_reason(scripted):
     os.kill(scripted.pid, signal.SIGKILL)
     wait_until(lambda: not scripted.alive())

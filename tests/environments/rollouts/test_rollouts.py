@@ -306,6 +306,7 @@ def test_a_sandbox_that_a_killed_driver_could_not_note_is_the_reapers_when_the_r
 
 def test_a_rollout_that_ended_gets_no_new_lease(make_rollout):
     lease = leases.take(make_rollout().pk, "driver")
+    assert lease is not None
     watch = leases.Watch()
     watch.look(lease)
     leases.update(lease, state=Rollout.State.ENDED, lease_expires_at=None)
