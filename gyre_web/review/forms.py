@@ -57,6 +57,7 @@ class QueueForm(forms.Form):
         self.fields["saved_filter"].queryset = filters  # type: ignore[attr-defined]
 
     def query(self) -> dict[str, Any]:
-        """The filter written here, without empty fields."""
-        names = ("outcome", "purpose", "reward_min", "reward_max", "reviewed", "flagged", "held")
-        return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] not in (None, "", False)}
+        """The filter written here, in the fields of the rollout tables, without empty ones."""
+        names = ("outcome", "purpose", "reward_min", "reward_max", "reviewed", "held")
+        query = {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] not in (None, "", False)}
+        return query | ({"flagged": "yes"} if self.cleaned_data["flagged"] else {})

@@ -7,12 +7,13 @@ Never: writes.
 
 from typing import Any
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 
 from environments.models import Rollout
 from gyre_web.accounts.models import User
 from gyre_web.review.models import Label, Queue
 from gyre_web.runs.models import SavedFilter
+from gyre_web.runs.rollout_filter import apply_filter, parse_filter
 
 
 def describe_labels(rollout: Rollout) -> list[dict[str, Any]]:
@@ -38,34 +39,13 @@ def describe_label(label: Label) -> dict[str, Any]:
 
 
 def filter_rollouts(query: dict[str, Any], run_id: Any = None) -> QuerySet[Rollout]:
-    """Ended rollouts that a saved filter means. Empty fields do not restrict; unknown ones are ignored."""
+    """Ended rollouts that a saved filter means: the filter of the rollout tables, and `held` (waits for a person)."""
     rollouts = Rollout.objects.filter(state=Rollout.State.ENDED)
     if run_id:
         rollouts = rollouts.filter(member__group__attempt__run_id=run_id)
-    for name, lookup in LOOKUPS.items():
-        value = query.get(name)
-        if value not in (None, "", []):
-            rollouts = rollouts.filter(**{f"{lookup}__in" if isinstance(value, list) else lookup: value})
-    if query.get("flagged"):
-        rollouts = rollouts.exclude(flags=[])
     if query.get("held"):
         rollouts = rollouts.filter(member__hold=True)
-    if query.get("reviewed") in ("yes", "no"):
-        labelled = Exists(Label.objects.filter(rollout=OuterRef("pk")))
-        rollouts = rollouts.filter(labelled if query["reviewed"] == "yes" else ~labelled)
-    return rollouts
-
-
-LOOKUPS = {
-    "purpose": "purpose",
-    "outcome": "outcome",
-    "harness": "harness__name",
-    "task": "task__name__icontains",
-    "family": "task__family",
-    "disposition": "member__disposition",
-    "reward_min": "reward__gte",
-    "reward_max": "reward__lte",
-}
+    return apply_filter(rollouts, parse_filter(query))
 
 
 def queue_rollouts(queue: Queue) -> QuerySet[Rollout]:

@@ -48,8 +48,9 @@ function overwriteLines(text) {
     const newline = i < lines.length - 1 ? "\n" : "";
     if (!line.includes("\r")) return line + newline;
     const writes = line.split("\r");
-    const kept = writes.findLast((write) => write.replace(SEQUENCE, "") !== "") ?? "";
-    const styles = writes.slice(0, writes.lastIndexOf(kept)).flatMap((write) => write.match(/\x1b\[[0-9;]*m/g) ?? []);
+    const last = writes.map((write) => write.replace(SEQUENCE, "") !== "").lastIndexOf(true);
+    const kept = writes[last] ?? "";
+    const styles = writes.slice(0, Math.max(0, last)).flatMap((write) => write.match(/\x1b\[[0-9;]*m/g) ?? []);
     return styles.join("") + kept + newline;
   });
 }

@@ -113,7 +113,7 @@ function nameOf(role, used) {
 }
 
 /**
- * The branch to show: the one asked for, that holds `at`, that samples now on the main line, or the longest main one.
+ * The branch to show: the one asked for, one that holds `at`, the main one that samples now, or that grew last.
  * @param {Branch[]} branches
  * @param {State} state
  * @param {{leaf?: string|null, at?: number|null}} wish
@@ -130,11 +130,11 @@ export function chooseBranch(branches, state, wish) {
   return best(branches);
 }
 
-/** What samples before what is done, the main line before others, then the longest. @param {Branch[]} branches */
+/** What samples before what is done, the main line before others, then what grew last. @param {Branch[]} branches */
 function best(branches) {
   const main = branches.filter((branch) => branch.role === "main");
   const sampling = main.find((branch) => branch.call) ?? branches.find((branch) => branch.call);
   if (sampling) return sampling;
   const list = main.length ? main : branches;
-  return list.reduce((most, branch) => (!most || branch.tokens >= most.tokens ? branch : most), /** @type {Branch|null} */ (null));
+  return list.reduce((last, branch) => (!last || (branch.node ?? -1) >= (last.node ?? -1) ? branch : last), /** @type {Branch|null} */ (null));
 }

@@ -14,7 +14,7 @@ const SIGNS = {
   cancelled: ["⊘", "muted"],
 };
 
-/** @param {HTMLElement} root @param {State} state @param {number} [lag] */
+/** @param {HTMLElement} root @param {State} state */
 export function drawHeader(root, state) {
   const { rollout } = state;
   const [glyph, tone] = SIGNS[rollout.outcome || rollout.state] ?? ["✕", "bad"];

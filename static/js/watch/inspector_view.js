@@ -31,7 +31,7 @@ function facts(rows) {
  * @param {TreeNode|null} node
  * @param {number} position
  * @param {TokenFacts} token
- * @param {{special: boolean, maskRecorded: boolean, provisional: boolean}} about
+ * @param {{special: boolean, maskRecorded: boolean}} about
  */
 export function drawToken(root, node, position, token, about) {
   const p = token.logprob === null ? null : Math.exp(token.logprob);

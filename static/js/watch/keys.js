@@ -8,10 +8,10 @@ export function bindKeys(page) {
   let lastG = 0;
   /** @type {Record<string, () => void>} */
   const keys = {
-    j: () => page.stepNode(1),
-    k: () => page.stepNode(-1),
-    J: () => page.stepNode(1, true),
-    K: () => page.stepNode(-1, true),
+    j: () => page.selection.stepNode(1),
+    k: () => page.selection.stepNode(-1),
+    J: () => page.selection.stepNode(1, true),
+    K: () => page.selection.stepNode(-1, true),
     h: () => leave(page, "previous"),
     l: () => leave(page, "next"),
     "[": () => page.stepBranch(-1),
@@ -22,16 +22,16 @@ export function bindKeys(page) {
     c: () => compare(page),
     n: () => page.finder.step(1),
     N: () => page.finder.step(-1),
-    ArrowRight: () => page.stepToken(1),
-    ArrowLeft: () => page.stepToken(-1),
-    Escape: () => page.escape(),
+    ArrowRight: () => page.selection.stepToken(1),
+    ArrowLeft: () => page.selection.stepToken(-1),
+    Escape: () => page.selection.escape(),
   };
   document.addEventListener("keydown", (event) => {
     if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     const target = /** @type {Element} */ (event.target);
     if (target.closest("dialog[open], [data-label-panel]")) return;
     if (event.key === "g") {
-      if (Date.now() - lastG < 600 && page.path.length) page.select(page.path[0], null);
+      if (Date.now() - lastG < 600 && page.path.length) page.selection.select(page.path[0], null);
       lastG = Date.now();
       return;
     }

@@ -42,7 +42,7 @@ export class SidePanels {
       });
     } else if (tab === "changes") drawChanges(root, data);
     else if (tab === "verifier") drawVerifier(root, data);
-    else if (tab === "timeline") drawTimeline(root, data, (node) => this.page.select(node, null));
+    else if (tab === "timeline") drawTimeline(root, data, (node) => this.page.selection.select(node, null));
     else {
       drawRaw(root, data, (first) => {
         this.rawFirst = first;

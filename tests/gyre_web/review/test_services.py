@@ -1,18 +1,22 @@
 """A judgement: stored once, audited, and brought into training exactly when that is still possible."""
 
+from typing import Any
+
 import pytest
 
+from environments.models import Rollout
+from gyre_web.accounts.models import User
 from gyre_web.audit.models import AuditEntry
 from gyre_web.review.models import Label
 from gyre_web.review.services import InvalidLabel, save_label
 from tests.gyre_web.watch.makers import make_member, make_rollout, make_user
-from training.models import OptimizerStep
+from training.models import Member, OptimizerStep
 
 pytestmark = pytest.mark.django_db
 
 
-def judge(rollout, author, **fields):
-    values = {
+def judge(rollout: Rollout, author: User, **fields: Any) -> Label:
+    values: dict[str, Any] = {
         "verdict": "",
         "keep": "unset",
         "reward": None,
@@ -23,7 +27,7 @@ def judge(rollout, author, **fields):
     return save_label(rollout=rollout, author=author, **{**values, **fields})
 
 
-def finished(**member_fields):
+def finished(**member_fields: Any) -> tuple[Rollout, Member]:
     rollout = make_rollout(state="ended", outcome="completed", reward=1.0)
     return rollout, make_member(rollout, **member_fields)
 
@@ -98,8 +102,8 @@ def test_who_changed_what_from_what_and_why_is_in_the_audit_trail():
     judge(rollout, ada, reward=0.25, reason="half of it", client_key="second-key")
     entry = AuditEntry.objects.filter(action="label.save").latest("id")
     assert (entry.user_name, entry.object_id, entry.reason) == ("ada", str(rollout.pk), "half of it")
-    assert entry.before["verdict"] == "success"
-    assert entry.after["reward"] == 0.25
+    assert entry.before and entry.before["verdict"] == "success"
+    assert entry.after and entry.after["reward"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ def test_who_changed_what_from_what_and_why_is_in_the_audit_trail():
      ({"note": "a\x00b"}, "note")],
 )  # fmt: skip
 def test_a_wrong_judgement_names_its_field_and_stores_nothing(fields, names):
-    rollout, member = finished()
+    rollout, _ = finished()
     with pytest.raises(InvalidLabel) as caught:
         judge(rollout, make_user("reviewer"), **fields)
     assert names in [error.field for error in caught.value.errors]

@@ -1,6 +1,7 @@
 """Judging over HTTP: rights, acknowledgement, queues, reservations."""
 
 from datetime import timedelta
+from typing import Any
 
 import orjson
 import pytest
@@ -8,6 +9,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from environments.models import Rollout
 from gyre_web.review.models import Label, Queue, Reservation
 from gyre_web.review.services import create_queue, reserve_next, skip_item
 from gyre_web.runs.models import SavedFilter
@@ -22,14 +24,14 @@ def client_of(role: str) -> Client:
     return client
 
 
-def post(client: Client, rollout, **data):
+def post(client: Client, rollout: Rollout, **data: Any) -> Any:
     body = {"verdict": "success", "client_key": "0123456789abcdef", **data}
     return client.post(
         reverse("review:save_label", args=[rollout.pk]), orjson.dumps(body), content_type="application/json"
     )
 
 
-def make_queue(**fields) -> Queue:
+def make_queue(**fields: Any) -> Queue:
     author = make_user("reviewer")
     query = fields.pop("query", {})
     return create_queue(
@@ -37,7 +39,7 @@ def make_queue(**fields) -> Queue:
     )
 
 
-def finished(**fields):
+def finished(**fields: Any) -> Rollout:
     return make_rollout(**{"state": "ended", "outcome": "completed", "reward": 1.0, **fields})
 
 
@@ -143,7 +145,7 @@ def test_a_queue_holds_what_its_filter_means():
     finished(outcome="completed", reward=0.2, flags=[{"kind": "x"}])
     finished(outcome="harness_timeout", reward=0.9, flags=[{"kind": "x"}])
     make_rollout(outcome="harness_timeout", reward=0.2, flags=[{"kind": "x"}])
-    queue = make_queue(query={"outcome": "harness_timeout", "reward_max": 0.5, "flagged": True})
+    queue = make_queue(query={"outcome": "harness_timeout", "reward_max": 0.5, "flagged": "yes"})
     reviewer = make_user("reviewer")
     item = reserve_next(queue=queue, reviewer=reviewer)
     assert item is not None

@@ -116,3 +116,8 @@ test("numbers read as people write them", () => {
   assert.equal(versionRange([3, 7, 5]), "v3–v7");
   assert.equal(versionRange([-1]), "expert");
 });
+
+test("between two calls the page stays on the branch that grew last, though an older one is longer", () => {
+  const state = tree([null, 0, 1, 2, null, 4]);
+  assert.equal(chooseBranch(branchesOf(state), state, {}).leaf, "5");
+});
