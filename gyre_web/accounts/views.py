@@ -37,7 +37,7 @@ def link(request: HttpRequest, secret: str) -> HttpResponse:
     found = services.find_link(secret)
     if request.method != "POST" or found is None:
         page = render(request, "accounts/link.html", {"link": found}, status=200 if found else 410)
-        page["Referrer-Policy"] = "no-referrer"
+        page["Referrer-Policy"] = "same-origin"  # "no-referrer" would send `Origin: null`, which CSRF refuses
         return page
     user = services.use_link(secret)
     if user is None:
