@@ -36,6 +36,7 @@ Say = Callable[[str], None]
 DEMONSTRATIONS = 84
 """Held-out success is then about 40 % (208 gave 73 %, which leaves little to learn; 24 gave none)."""
 HELDOUT_TASKS = 120
+STEPS = 10
 LOOK_S = 1.0
 NUM_RESAMPLES = 10_000
 HEADLESS_PARTS = frozenset({"gateway", "rollouts", "cells", "controller"})
@@ -57,9 +58,8 @@ def build_config(*, seed: int, steps: int | None = None) -> RunConfig:
         "sampling": {"max_tokens": 64},
         "schedule": {"checkpoint_every": 3},
         "evaluation": {"tasks": HELDOUT_TASKS},
+        "optimization": {"steps": steps or STEPS, "micro_batch_tokens": 2048},
     }
-    if steps is not None:
-        data["optimization"] = {"steps": steps}
     return RunConfig.model_validate(data)
 
 
