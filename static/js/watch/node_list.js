@@ -3,7 +3,7 @@
  * The scrolling column of nodes: thousands of sections, of which only those near the screen have content.
  *
  * From:  rollout_page.js gives the keys of the shown branch ("417", "live:<call>") and how to fill one.
- * Holds: what is being read is never moved (the browser anchors it); it follows growth only while at the bottom;
+ * Holds: what is being read is never moved (a change above it moves the scroll position by as much); it follows growth only while at the bottom;
  *        a section that leaves the neighbourhood keeps its height and gives its content back.
  * Never: knows what a node or a token is.
  */
@@ -155,10 +155,22 @@ export class NodeList {
     }
   }
 
-  /** @param {string} key @param {{body: HTMLElement, filled: boolean}} entry */
+  /** @param {string} key @param {{section: HTMLElement, body: HTMLElement, filled: boolean}} entry */
   #fill(key, entry) {
-    entry.filled = this.filling.fill(key, entry.body);
-    if (entry.filled) entry.body.style.minHeight = "";
+    this.#keepPlace(entry.section, () => {
+      entry.filled = this.filling.fill(key, entry.body);
+      if (entry.filled) entry.body.style.minHeight = "";
+    });
+  }
+
+  /** Where `section` lies above the screen, its change of height is made up for. @param {HTMLElement} section @param {() => void} change */
+  #keepPlace(section, change) {
+    const top = this.scroller.getBoundingClientRect().top;
+    const before = section.getBoundingClientRect();
+    change();
+    if (this.following || before.bottom > top) return;
+    this.scroller.scrollTop += section.getBoundingClientRect().height - before.height;
+    this.lastTop = this.scroller.scrollTop;
   }
 
   /** @param {{body: HTMLElement, filled: boolean}} entry */

@@ -57,8 +57,13 @@ export function drawChanges(root, data) {
     else drawBlank(root, "Not yet", "The work tree is compared with its start when the harness has ended.");
     return;
   }
-  const files = shown(data.diff).split(/^(?=diff --git |--- (?!.*\n(?!\+\+\+)))/m).filter((part) => part.trim());
-  root.replaceChildren(...files.map(diffFile));
+  root.replaceChildren(...diffParts(shown(data.diff)).map(diffFile));
+}
+
+/** One part a file, with or without git's own header lines. @param {string} diff */
+export function diffParts(diff) {
+  const border = /^diff --git /m.test(diff) ? /^(?=diff --git )/m : /^(?=--- .*\n\+\+\+ )/m;
+  return diff.split(border).filter((part) => part.trim());
 }
 
 /** @param {string} text */

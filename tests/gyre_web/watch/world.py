@@ -137,7 +137,6 @@ def build_world(turns: int = 14, **fields: Any) -> Rollout:
     last = world.add(
         last, "user", "The report of an empty file crashes. Find out why, fix it, and keep the other tests green."
     )
-    middle = last
     for turn in range(turns):
         last = world.answer(last, words=18 + turn % 5 * 9, version=5 if turn < turns // 2 else 6)
         last = world.add(
@@ -147,9 +146,9 @@ def build_world(turns: int = 14, **fields: Any) -> Rollout:
             if turn % 2
             else "total 24\ndrwxr-xr-x 4 agent agent 4096 src\n-rw-r--r-- 1 agent agent  412 README.md",
         )
-        middle = last if turn == turns // 2 else middle
-    world.answer(middle, words=10, state="aborted", trainable=False, branch_role="main", closed=False)
-    world.answer(middle, words=60, branch_role="main-summary")
+        if turn == turns // 2:
+            world.answer(last, words=10, state="aborted", trainable=False, closed=False)
+            world.answer(last, words=60, branch_role="main-summary")
     agent = world.add(None, "system", "You search the repository for others.", branch_role="sub-agent")
     agent = world.add(agent, "user", "Where is total() called?", branch_role="sub-agent")
     world.answer(agent, words=20, branch_role="sub-agent")

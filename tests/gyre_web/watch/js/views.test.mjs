@@ -6,7 +6,7 @@ import { branchesOf, chooseBranch, pathTo } from "../../../../static/js/watch/br
 import { duration, versionRange } from "../../../../static/js/watch/format.js";
 import { binOf, legendOf, lensOf, rangeOf } from "../../../../static/js/watch/lens.js";
 import { livenessOf } from "../../../../static/js/watch/header_view.js";
-import { spansOf } from "../../../../static/js/watch/panels.js";
+import { diffParts, spansOf } from "../../../../static/js/watch/panels.js";
 import { emptyState } from "../../../../static/js/watch/rollout_data.js";
 
 const text = (pieces) => pieces.map((piece) => piece.text).join("");
@@ -120,4 +120,11 @@ test("numbers read as people write them", () => {
 test("between two calls the page stays on the branch that grew last, though an older one is longer", () => {
   const state = tree([null, 0, 1, 2, null, 4]);
   assert.equal(chooseBranch(branchesOf(state), state, {}).leaf, "5");
+});
+
+test("a diff is cut into files, with git's headers or without", () => {
+  const git = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\ndiff --git a/y b/y\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n--- sql comment\n+c\n";
+  assert.deepEqual(diffParts(git).map((part) => part.split("\n")[0]), ["diff --git a/x b/x", "diff --git a/y b/y"]);
+  const plain = "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n";
+  assert.equal(diffParts(plain).length, 2);
 });
