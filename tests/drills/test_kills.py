@@ -9,11 +9,12 @@ import os
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.db import connection
+from django.utils import timezone
 
 from environments.models import Call, Rollout, Sandbox
 from gyre_web.up.processes import start_time
@@ -23,6 +24,8 @@ from training.models import Attempt, Cell, OptimizerStep
 
 pytestmark = [pytest.mark.drill, pytest.mark.harness, pytest.mark.sandbox, pytest.mark.slow, pytest.mark.timeout(900)]
 
+Moment = Callable[[TinySystem, Attempt, int], None]
+Victim = Callable[[TinySystem, Attempt], int]
 TOKENS_PER_S = 25.0
 """An answer of the script has 30 to 80 tokens, so a call takes seconds and can be hit."""
 
@@ -33,52 +36,58 @@ def system(django_db_blocker) -> Iterator[TinySystem]:
         yield running
 
 
-# Moments.
+# Moments, each of a run's step number `step` (from 0). They wait.
 
 
-def calls_are_sampled(system: TinySystem, attempt: Attempt) -> None:
-    """Two calls of the policy have been open for a while, so some of their tokens are there."""
-
-    def found() -> bool:
-        seen = Call.objects.filter(rollout__pool=attempt.pool, state=Call.State.OPEN, first_token_s=None)
-        return seen.extra(where=["now() - environments_call.started_at > interval '0.6 s'"]).count() >= 2
-
-    system.wait_for(found, "calls are sampled")
-
-
-def a_step_is_trained(system: TinySystem, attempt: Attempt) -> None:
-    training = attempt.optimizer_steps.filter(kind="policy", state=OptimizerStep.State.TRAINING)
-    system.wait_for(training.exists, "a step is trained")
-
-
-def demonstrations_run(system: TinySystem, attempt: Attempt) -> None:
+def demonstrations_run(system: TinySystem, attempt: Attempt, step: int) -> None:
     rows = Rollout.objects.filter(pool=f"{attempt.pool}-expert", state=Rollout.State.RUNNING)
     system.wait_for(rows.exists, "demonstrations run")
 
 
-def something_is_graded(system: TinySystem, attempt: Attempt) -> None:
+def open_calls(attempt: Attempt, step: int, age_s: float) -> int:
+    seen = Call.objects.filter(rollout__pool=attempt.pool, state=Call.State.OPEN, rollout__member__isnull=False)
+    old = seen.filter(started_at__lt=timezone.now() - timedelta(seconds=age_s))
+    return old.count() if Attempt.objects.filter(pk=attempt.pk, step=step).exists() else 0
+
+
+def calls_are_sampled(system: TinySystem, attempt: Attempt, step: int) -> None:
+    """Some have been open for a while, so some of their tokens are there."""
+    system.wait_for(lambda: open_calls(attempt, step, 0.6) >= 2, "calls are sampled")
+
+
+def calls_are_opened(system: TinySystem, attempt: Attempt, step: int) -> None:
+    """Just now, so that Postgres has hardly had the time to write them to disk."""
+    system.wait_for(lambda: open_calls(attempt, step, 0.0) >= 1, "calls are opened")
+
+
+def a_step_is_trained(system: TinySystem, attempt: Attempt, step: int) -> None:
+    training = attempt.optimizer_steps.filter(number=step + 1, kind="policy", state=OptimizerStep.State.TRAINING)
+    system.wait_for(training.exists, "a step is trained")
+
+
+def something_is_graded(system: TinySystem, attempt: Attempt, step: int) -> None:
     rows = Sandbox.objects.filter(rollout__pool=attempt.pool, purpose=Sandbox.Purpose.VERIFIER, stopped_at=None)
-    system.wait_for(rows.exists, "a verifier runs")
+    system.wait_for(rows.filter(rollout__member__group__attempt__step=step).exists, "a verifier runs")
 
 
-def the_cell_turns(system: TinySystem, attempt: Attempt) -> None:
+def the_cell_turns(system: TinySystem, attempt: Attempt, step: int) -> None:
     """To training, with the engine asleep or about to be."""
-    turning = attempt.cells.filter(role=Cell.Role.TURNING, wanted_role=Cell.Role.TRAINS, attempt__state="running")
-    system.wait_for(turning.exists, "the cell turns")
+    turning = attempt.cells.filter(role=Cell.Role.TURNING, wanted_role=Cell.Role.TRAINS, attempt__step=step)
+    system.wait_for(turning.filter(attempt__state=Attempt.State.RUNNING).exists, "the cell turns")
 
 
 # Victims.
 
 
-def part(name: str) -> Callable[[TinySystem, Attempt], int]:
+def part(name: str) -> Victim:
     return lambda system, attempt: system.pid_of(name)
 
 
-def of_cell(name: str) -> Callable[[TinySystem, Attempt], int]:
+def of_cell(name: str) -> Victim:
     return lambda system, attempt: int(Cell.objects.get(attempt=attempt).processes[name]["pid"])
 
 
-def service(name: str) -> Callable[[TinySystem, Attempt], int]:
+def service(name: str) -> Victim:
     def pid(system: TinySystem, attempt: Attempt) -> int:
         found = next(each for each in system.supervisor._services if type(each).__name__ == name)
         assert found.process
@@ -92,21 +101,29 @@ def emptied_valkey(system: TinySystem, attempt: Attempt) -> int:
     return service("EmbeddedValkey")(system, attempt)
 
 
-KILLS: dict[str, tuple[Callable[[TinySystem, Attempt], None], Callable[[TinySystem, Attempt], int]]] = {
-    "gateway": (calls_are_sampled, part("gateway")),
-    "rollouts": (calls_are_sampled, part("rollouts")),
-    "rollouts-grading": (something_is_graded, part("rollouts")),
-    "cells": (calls_are_sampled, part("cells")),
-    "cells-turning": (the_cell_turns, part("cells")),
-    "engine": (calls_are_sampled, of_cell("engine")),
-    "trainer": (a_step_is_trained, of_cell("trainer")),
-    "controller": (calls_are_sampled, part("controller")),
-    "controller-training": (a_step_is_trained, part("controller")),
-    "web": (calls_are_sampled, part("web")),
-    "valkey": (calls_are_sampled, emptied_valkey),
-    "valkey-warm-start": (demonstrations_run, emptied_valkey),
-    "postgres": (calls_are_sampled, service("EmbeddedPostgres")),
-    "postgres-training": (a_step_is_trained, service("EmbeddedPostgres")),
+GATEWAY, ROLLOUTS, CELLS, CONTROLLER, WEB = map(part, ("gateway", "rollouts", "cells", "controller", "web"))
+ENGINE, TRAINER = of_cell("engine"), of_cell("trainer")
+POSTGRES = service("EmbeddedPostgres")
+
+RUNS: dict[str, list[tuple[Moment, int, list[Victim]]]] = {
+    "gateway, trainer": [(calls_are_sampled, 0, [GATEWAY]), (a_step_is_trained, 1, [TRAINER])],
+    "rollouts, controller in training": [(calls_are_sampled, 0, [ROLLOUTS]), (a_step_is_trained, 1, [CONTROLLER])],
+    "rollouts in grading, cells in turning": [(something_is_graded, 0, [ROLLOUTS]), (the_cell_turns, 1, [CELLS])],
+    "cells, web": [(calls_are_sampled, 0, [CELLS]), (calls_are_sampled, 1, [WEB])],
+    "engine, postgres in training": [(calls_are_sampled, 0, [ENGINE]), (a_step_is_trained, 1, [POSTGRES])],
+    "valkey in warm start, postgres, valkey": [
+        (demonstrations_run, 0, [emptied_valkey]),
+        (calls_are_sampled, 0, [POSTGRES]),
+        (calls_are_sampled, 1, [emptied_valkey]),
+    ],
+    "controller, gateway with engine": [
+        (calls_are_sampled, 0, [CONTROLLER]),
+        (calls_are_sampled, 1, [GATEWAY, ENGINE]),
+    ],
+    "every part at once, postgres at an opening": [
+        (calls_are_sampled, 0, [GATEWAY, ROLLOUTS, CELLS, CONTROLLER, WEB]),
+        (calls_are_opened, 1, [POSTGRES]),
+    ],
 }
 
 
@@ -115,15 +132,15 @@ def small() -> dict[str, Any]:
     return {"warm_start": {"demonstrations": 3}, "evaluation": {"tasks": 0}}
 
 
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_run_survives_the_death_of(system, name):
-    moment, victim = KILLS[name]
     attempt = system.start(**small())
-    moment(system, attempt)
-    pid = victim(system, attempt)
-    connection.close()
-    os.kill(pid, signal.SIGKILL)
-    system.wait_for(lambda: start_time(pid) is None, "it is dead")
+    for moment, step, victims in RUNS[name]:
+        moment(system, attempt, step)
+        pids = [victim(system, attempt) for victim in victims]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        system.wait_for(lambda: not any(map(start_time, pids)), "they are dead")  # noqa: B023 -- waited for here
     audit.check_everything(system, system.wait_until_over(attempt))
     audit.check_nothing_is_left(system, attempt)
     system.wait_for(lambda: all_parts_run(system), "every part runs again", 60.0)
