@@ -4,8 +4,8 @@
 they must be given.
 """
 
-from importlib.util import find_spec
 import secrets
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 

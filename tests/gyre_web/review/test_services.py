@@ -102,8 +102,10 @@ def test_who_changed_what_from_what_and_why_is_in_the_audit_trail():
     judge(rollout, ada, reward=0.25, reason="half of it", client_key="second-key")
     entry = AuditEntry.objects.filter(action="label.save").latest("id")
     assert (entry.user_name, entry.object_id, entry.reason) == ("ada", str(rollout.pk), "half of it")
-    assert entry.before and entry.before["verdict"] == "success"
-    assert entry.after and entry.after["reward"] == 0.25
+    assert entry.before
+    assert entry.before["verdict"] == "success"
+    assert entry.after
+    assert entry.after["reward"] == 0.25
 
 
 @pytest.mark.parametrize(
