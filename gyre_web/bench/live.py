@@ -5,6 +5,7 @@ To:    p50_ms p99_ms lost doubled rss_growth_bytes, and the raw counts behind `o
 Holds: real processes: web (uvicorn, as `up` starts it), the engines' stand-in, Postgres, Valkey; the sockets are here.
        A token's time begins just before it is appended to the live log and ends when its frame was decoded.
 Never: counts a slow reader's jumps as losses: it is told of them; what it is sent between two jumps must be dense.
+       `lost` includes `not_arrived`: what a quick socket did not have 10 s after the last token was sampled.
 """
 
 import asyncio
@@ -158,6 +159,7 @@ def build_result(readers: list[Reader], measured: dict[str, Any], seconds: float
         "max_ms": percentile_ms(latencies, 1.0),
         "tokens_seen": len(latencies),
         "lost": sum(reader.lost for reader in readers) + missing,
+        "not_arrived": missing,
         "doubled": sum(reader.doubled for reader in readers),
         "frames_per_s": sum(reader.frames for reader in quick) / seconds,
         "slow_frames": sum(reader.frames for reader in slow),
