@@ -36,6 +36,7 @@ function traces(chart, single) {
 
 /** @param {ChartData} chart */
 function layout(chart) {
+  const isPositive = chart.series.every((series) => series.y.every((value) => value === null || value >= 0));
   const steps = chart.series.flatMap((series) => series.x);
   const last = Math.max(...steps, 1);
   const first = Math.min(...steps);
@@ -62,7 +63,7 @@ function layout(chart) {
     hovermode: "x unified",
     hoverlabel: { bgcolor: colour("--float"), bordercolor: colour("--line-strong"), font: { size: 11, color: colour("--text") } },
     xaxis: { ...axis, range: chart.stacked ? [first - 0.6, last + 0.6] : [first - room, last + room], showgrid: false, tickformat: "d", dtick: last - first <= 10 ? 1 : undefined },
-    yaxis: { ...axis, rangemode: chart.stacked ? "tozero" : "normal", tickformat: "~g" },
+    yaxis: { ...axis, rangemode: isPositive ? "tozero" : "normal", tickformat: "~g" },
   };
 }
 
