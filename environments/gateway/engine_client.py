@@ -71,14 +71,17 @@ async def generate(
             buffer = b""
             while piece := await response.read_piece():
                 *lines, buffer = (buffer + piece).split(b"\n")
-                for line in lines:
-                    if not line.startswith(b"data:"):
-                        continue
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        await response.read()
-                        return
-                    yield read_chunk(orjson.loads(data))
+                data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                is_done = b"[DONE]" in data
+                chunks = [orjson.loads(line) for line in data if line != b"[DONE]"]
+                failed = next((index for index, chunk in enumerate(chunks) if "error" in chunk), len(chunks))
+                if failed:
+                    yield merge_tokens([read_chunk(chunk) for chunk in chunks[:failed]])
+                if failed < len(chunks):
+                    raise EngineLost(f"The engine failed in mid-answer: {chunks[failed]['error']}")
+                if is_done:
+                    await response.read()
+                    return
     except (OSError, TimeoutError, orjson.JSONDecodeError, KeyError, IndexError) as error:
         raise EngineLost(f"Engine {base_url}: {error!r}.") from error
     raise EngineLost(f"Engine {base_url} ended its stream without [DONE].")
@@ -90,9 +93,21 @@ def raise_status(status: int, text: str) -> None:
     raise EngineLost(f"The engine answered HTTP {status}: {text}")
 
 
+def merge_tokens(pieces: list[EngineTokens]) -> EngineTokens:
+    """What arrived together, as one piece: on a busy machine most of a token's cost is the handling of its piece."""
+    if len(pieces) == 1:
+        return pieces[0]
+    cached = [piece.num_cached for piece in pieces if piece.num_cached is not None]
+    return EngineTokens(
+        ids=[token_id for piece in pieces for token_id in piece.ids],
+        logprobs=[logprob for piece in pieces for logprob in piece.logprobs or ()],
+        finish_reason=next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), ""),
+        versions=next((piece.versions for piece in reversed(pieces) if piece.versions), []),
+        num_cached=cached[-1] if cached else None,
+    )
+
+
 def read_chunk(chunk: dict[str, Any]) -> EngineTokens:
-    if "error" in chunk:
-        raise EngineLost(f"The engine failed in mid-answer: {chunk['error']}")
     if not chunk["choices"]:
         details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
         return EngineTokens(ids=[], logprobs=[], num_cached=details.get("cached_tokens"))
