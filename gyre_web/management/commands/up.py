@@ -1,6 +1,7 @@
 """`manage.py up`: everything on this machine, until Ctrl-C."""
 
 import signal
+import threading
 import time
 import urllib.request
 from argparse import ArgumentParser
@@ -9,7 +10,11 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, connection
 
+from environments.catalog import ModelError
+from environments.harnesses import HarnessMissing
+from environments.tasksets import InvalidTaskSet
 from gyre_web.up.ports import free_port
 from gyre_web.up.services import ServiceError
 from gyre_web.up.supervisor import Supervisor, UpError, adopt_urls
@@ -46,7 +51,7 @@ class Command(BaseCommand):
                 supervisor.say("up", f"port {options['port']} is taken; using {port}")
             self._greet(supervisor, began)
             if options["demo"]:
-                self._start_demo(supervisor, options["seed"])
+                threading.Thread(target=self._start_demo, args=(supervisor, options["seed"]), daemon=True).start()
             supervisor.watch()
         except (UpError, ServiceError) as error:
             raise CommandError(str(error)) from error
@@ -69,7 +74,14 @@ class Command(BaseCommand):
             supervisor.say("up", f"sign in once, as admin, with {supervisor.address}{link}")
 
     def _start_demo(self, supervisor: Supervisor, seed: int) -> None:
-        from gyre_web.up.demo import start_demo
+        """Beside the supervision: making the model ready takes half a minute."""
+        from gyre_web.up.demo import DemoError, start_demo
 
-        run = start_demo(seed=seed, say=lambda text: supervisor.say("demo", text))
-        supervisor.say("demo", f"watch it at {supervisor.address}/runs/{run.id}")
+        try:
+            run = start_demo(seed=seed, say=lambda text: supervisor.say("demo", text))
+        except (DemoError, ModelError, InvalidTaskSet, HarnessMissing, DatabaseError, OSError) as error:
+            supervisor.say("demo", f"could not be started: {error}")
+        else:
+            supervisor.say("demo", f"watch it at {supervisor.address}/runs/{run.id}")
+        finally:
+            connection.close()
