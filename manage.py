@@ -7,6 +7,7 @@ import sys
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gyre_web.settings")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' progress bars; Gyre says itself how far it is
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)
