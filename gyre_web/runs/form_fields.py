@@ -49,6 +49,8 @@ LEADS = {
     "review_gate": "Whether a person judges before the model learns.",
     GENERAL: "The same seed draws the same tasks in the same order.",
 }
+WORDS = {"taskset": "Task set", "kv": "KV", "kl": "KL", "tis": "TIS", "lora": "LoRA", "dtype": "dtype"}
+"""Words of field names that are not written as words are."""
 UNITS = {"_s": "s", "_gb": "GB", "_tokens": "tokens"}
 
 
@@ -200,7 +202,8 @@ def label_of(name: str) -> str:
     for suffix in UNITS:
         if name.endswith(suffix) and name != suffix:
             name = name.removesuffix(suffix) if suffix != "_tokens" else name
-    return name.replace("_", " ").replace("num ", "").capitalize()
+    first, *rest = name.removeprefix("num_").split("_")
+    return " ".join([WORDS.get(first, first.capitalize()), *(WORDS.get(word, word) for word in rest)])
 
 
 def as_text(value: Any) -> str:

@@ -9,6 +9,7 @@ Never: writes.
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -191,5 +192,4 @@ def load_idle_shares(attempts: list[Attempt]) -> dict[UUID, float]:
 def spans(history: list[list[str]], end: datetime) -> list[tuple[datetime, datetime, str]]:
     """Cell.history as (start, end, role); the last role lasts until `end`."""
     stamps = [(datetime.fromisoformat(at), role) for at, role in history]
-    following = [at for at, _ in stamps[1:]] + [end]
-    return [(at, max(at, until), role) for (at, role), until in zip(stamps, following, strict=True)]
+    return [(at, max(at, until), role) for (at, role), (until, _) in pairwise([*stamps, (end, "")])]

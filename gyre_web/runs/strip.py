@@ -8,6 +8,7 @@ Holds: pure; a lane's blocks never overlap; what is before the window is cut at 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from training.models import Cell
 
@@ -73,7 +74,7 @@ def build_lane(cell: Cell, y: int, start: datetime, end: datetime, whole: float)
     blocks: list[Block] = []
     seconds_by_role: dict[str, float] = {}
     stamps = [(datetime.fromisoformat(at), role) for at, role in cell.history]
-    for (at, role), until in zip(stamps, [at for at, _ in stamps[1:]] + [end], strict=True):
+    for (at, role), (until, _) in pairwise([*stamps, (end, "")]):
         left, right = max(at, start), min(until, end)
         seconds = (right - left).total_seconds()
         if seconds <= 0:

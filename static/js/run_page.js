@@ -10,7 +10,7 @@
 import { draw, drawLegend } from "./charts.js";
 
 const page = /** @type {HTMLElement} */ (document.getElementById("run"));
-const over = page.dataset.over === "yes";
+let over = page.dataset.over === "yes";
 let lastRefresh = 0;
 /** @type {ReturnType<typeof setTimeout> | undefined} */
 let pending;
@@ -21,7 +21,7 @@ let drawn = "";
 /** @param {"live"|"catching-up"|"reconnecting"|"ended"} state @param {string} words */
 function say(state, words) {
   const node = document.getElementById("liveness");
-  if (!node) return;
+  if (!node || (over && state !== "ended")) return;
   node.dataset.state = state;
   node.textContent = words;
 }
@@ -54,7 +54,7 @@ function drawAll() {
   const note = document.getElementById("charts-later");
   if (!note) return;
   note.hidden = later === 0;
-  note.textContent = `${later} more charts come with their first numbers ·`;
+  note.textContent = `${later} more ${later === 1 ? "chart comes" : "charts come"} with ${later === 1 ? "its" : "their"} first numbers ·`;
 }
 
 async function refreshCharts() {
@@ -111,6 +111,11 @@ async function follow() {
   live.subscribe(`attempt:${page.dataset.attempt}`, null, { onChanged: refresh });
 }
 
+document.addEventListener("htmx:afterSettle", () => {
+  if (document.getElementById("run-head")?.dataset.over !== "yes") return;
+  over = true;
+  say("ended", "ended");
+});
 document.addEventListener("gyre:theme", () => setTimeout(drawAll, 50));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(drawAll, 50));
 document.addEventListener("visibilitychange", () => {

@@ -93,6 +93,17 @@ def test_a_run_without_a_step_shows_dashes_and_no_zeros(sign_in):
     assert sign_in("viewer").get(f"/runs/{attempt.run_id}").status_code == 200
 
 
+def test_a_cell_that_did_nothing_yet_is_shown_without_a_past(sign_in):
+    attempt = make_run(steps=1, nodes=False)
+    Cell.objects.create(attempt=attempt, index=1)
+
+    pages = [sign_in("viewer").get(path).status_code for path in (f"/runs/{attempt.run_id}", "/")]
+    Cell.objects.filter(attempt=attempt).update(history=[])
+    pages += [sign_in("viewer").get(path).status_code for path in (f"/runs/{attempt.run_id}", "/")]
+
+    assert pages == [200] * 4
+
+
 def test_a_failed_run_says_why(sign_in):
     attempt = make_run(state="failed", reason="The trainer ran out of memory.", steps=1, nodes=False)
 
