@@ -99,7 +99,7 @@ class Schedule(Section):
 
 
 class EngineSection(Section):
-    kind: Literal["vllm", "scripted"] = Field("vllm", description="`scripted` is for tests only.")
+    kind: Literal["vllm", "scripted"] = Field("vllm", description="scripted is for tests only.")
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="auto: bfloat16 where the processor computes it fast."
     )

@@ -291,6 +291,12 @@ def _check_model(config: RunConfig) -> Iterator[FieldError]:
                 message=f"{config.budgets.max_context_tokens} is beyond the context of {model.name}.",
                 remedy=f"Use at most {model.context_length}.",
             )
+        if config.engine.max_context_tokens > model.context_length:
+            yield FieldError(
+                field="engine.max_context_tokens",
+                message=f"{config.engine.max_context_tokens} is beyond the context of {model.name}.",
+                remedy=f"Use at most {model.context_length}.",
+            )
     if config.model.start_from and find_version(config.model.start_from) is None:
         yield FieldError(
             field="model.start_from",

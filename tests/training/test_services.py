@@ -81,6 +81,7 @@ def test_everything_that_is_wrong_is_named_at_once():
         ({"tasks": {"mixture": [{"taskset": "small", "weight": 0}]}}, "tasks.mixture.0.weight", "more than 0"),
         ({"tasks": {"mixture": [{"taskset": "small", "families": ["x"]}]}}, "tasks.mixture.0.families", "family-0"),
         ({"evaluation": {"tasks": 13}}, "evaluation.tasks", "at most 12"),
+        ({"engine": {"max_context_tokens": 4096}}, "engine.max_context_tokens", "at most 2048"),
     ],
 )
 def test_a_wrong_field_is_refused_with_what_would_be_right(sections, field, words):
