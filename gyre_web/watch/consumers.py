@@ -132,7 +132,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 return
             try:
                 await asyncio.wait_for(self.send(bytes_data=encode(message)), SEND_TIMEOUT_S)
-            except RuntimeError:  # the server's word for: the other side hung up a moment ago
+            except TimeoutError:
+                raise
+            except (RuntimeError, OSError):  # the server's words for: the other side hung up a moment ago
                 self.closing = True
 
     async def end(self, code: CloseCode, reason: str = "") -> None:

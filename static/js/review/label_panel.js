@@ -6,6 +6,7 @@
  * Holds: nothing typed is lost: a draft of the rollout is kept until the server acknowledged it.
  */
 
+import { refreshTimes } from "../base.js";
 import { find, h, isTyping } from "../watch/dom.js";
 import { decimal } from "../watch/format.js";
 import { newKey, Outbox } from "./outbox.js";
@@ -195,6 +196,7 @@ export function drawLabels(root, labels) {
     return;
   }
   root.replaceChildren(...labels.map(labelItem));
+  refreshTimes(root);
 }
 
 /** @param {any} label */

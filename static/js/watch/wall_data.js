@@ -17,6 +17,7 @@
  * @property {{at: number, tokens: number}[]} recent   for tokens/s
  * @property {string} call
  * @property {number} callTokens
+ * @property {number} callChars  end of `tail` that the open call sampled; what the harness prints meanwhile goes before it
  * @property {string[]} engines
  * @property {string} role
  * @property {number|null} version
@@ -36,7 +37,7 @@ export function makeCell(about, now) {
   /** @type {Cell} */
   const cell = {
     id: about.id, about, state: about.state, outcome: "", tail: "", tokens: about.sampled_tokens, recent: [], call: "",
-    callTokens: 0, engines: [], role: "main", version: null, hold: "", endedAt: null,
+    callTokens: 0, callChars: 0, engines: [], role: "main", version: null, hold: "", endedAt: null,
     activeAt: about.last_activity_at ? Date.parse(about.last_activity_at) : now,
   };
   for (const [epoch, n, kind, data] of about.tail) applyToCell(cell, { epoch, n, kind, data }, cell.activeAt);
@@ -53,7 +54,7 @@ export function makeCell(about, now) {
 export function applyToCell(cell, { kind, data }, now) {
   cell.activeAt = Math.max(cell.activeAt, now);
   if (kind === "tokens") sample(cell, data, now);
-  else if (kind === "output") cell.tail = (cell.tail + data.text).slice(-TAIL_CHARS);
+  else if (kind === "output") print(cell, data.text);
   else if (kind === "state") {
     cell.state = data.state;
     cell.outcome = data.outcome ?? "";
@@ -62,6 +63,7 @@ export function applyToCell(cell, { kind, data }, now) {
     cell.hold = data.state === "open" ? (data.hold_reason ?? "") : "";
     if (data.engines?.length) cell.engines = data.engines;
     if (data.state === "open" && data.call !== cell.call) startCall(cell, data.call);
+    if (data.state !== "open" && data.call === cell.call) cell.callChars = 0;
   } else if (kind === "node" && data.branch_role) cell.role = data.branch_role;
 }
 
@@ -69,7 +71,14 @@ export function applyToCell(cell, { kind, data }, now) {
 function startCall(cell, call) {
   cell.call = call;
   cell.callTokens = 0;
+  cell.callChars = 0;
   if (cell.tail && !cell.tail.endsWith("\n")) cell.tail += "\n";
+}
+
+/** A harness may print its prompt when the answer to it already comes. @param {Cell} cell @param {string} text */
+function print(cell, text) {
+  const at = Math.max(0, cell.tail.length - cell.callChars);
+  cell.tail = (cell.tail.slice(0, at) + text + cell.tail.slice(at)).slice(-TAIL_CHARS);
 }
 
 /** @param {Cell} cell @param {any} data @param {number} now */
@@ -80,7 +89,9 @@ function sample(cell, data, now) {
   cell.callTokens = end;
   cell.tokens += fresh;
   cell.version = data.version ?? cell.version;
-  cell.tail = (cell.tail + data.texts.join("")).slice(-TAIL_CHARS);
+  const text = data.texts.join("");
+  cell.callChars += text.length;
+  cell.tail = (cell.tail + text).slice(-TAIL_CHARS);
   cell.recent.push({ at: now, tokens: fresh });
   if (cell.recent.length > 200) cell.recent.splice(0, 100);
 }

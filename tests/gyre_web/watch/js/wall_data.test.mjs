@@ -14,6 +14,18 @@ test("a cell shows the end of what is sampled and counts it once, also when it i
   assert.ok(cell.tail.startsWith("hi you"));
 });
 
+test("what the harness prints while an answer comes does not tear the answer apart", () => {
+  const cell = makeCell(about("a"), 0);
+  const print = (text) => applyToCell(cell, { kind: "output", data: { text } }, 0);
+  applyToCell(cell, tokens(0, "Let me"), 0);
+  print("the prompt\n");
+  applyToCell(cell, tokens(6, " see"), 0);
+  assert.equal(cell.tail, "the prompt\nLet me see");
+  applyToCell(cell, { kind: "call", data: { call: "c", state: "completed" } }, 0);
+  print("!\n");
+  assert.equal(cell.tail, "the prompt\nLet me see!\n");
+});
+
 test("speed is that of the last seconds", () => {
   const cell = makeCell(about("a"), 0);
   applyToCell(cell, tokens(0, "x".repeat(40)), 1000);
