@@ -26,12 +26,12 @@ from training.advantages import batch_advantages
 from training.models import Attempt, Member
 from training.services import check_config, config_to_toml
 
-pytestmark = [pytest.mark.browser, pytest.mark.harness, pytest.mark.sandbox, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.harness, pytest.mark.sandbox, pytest.mark.slow, pytest.mark.timeout(500)]
 
 TOKENS_PER_S = 40.0
-"""A long answer takes some 15 s, in the middle of which the page is reloaded."""
-PATIENCE_MS = 45_000
-THOUGHTS = "".join(f"{i}. Ich prüfe „Größe“ → ≤ {i} ☂ und dann weiter.\n" for i in range(1, 13))
+"""A long answer takes some 25 s, in the middle of which the page is reloaded."""
+PATIENCE_MS = 90_000
+THOUGHTS = "".join(f"{i}. Ich prüfe „Größe“ → ≤ {i} ☂ und dann weiter.\n" for i in range(1, 17))
 """Characters of several tokens, so that a stream that is cut anywhere is cut within one of them."""
 
 
