@@ -1,7 +1,7 @@
 """Deployment settings, all from the environment (gyre_web.env). A run's own settings are in training.config.
 
-`manage.py up` sets DATABASE_URL, REDIS_URL and GYRE_SECRET_KEY for the processes it starts; without it
-they must be given.
+`manage.py up` sets DATABASE_URL, REDIS_URL and GYRE_SECRET_KEY for the processes it starts. Without it, give
+the URLs, and one key to all web processes: each would otherwise sign sessions with a key of its own.
 """
 
 import secrets
