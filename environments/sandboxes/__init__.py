@@ -3,6 +3,7 @@
 from environments.models import Sandbox
 from environments.sandboxes.process import PYTHON, ProcessSandboxes
 from environments.sandboxes.protocol import (
+    EGRESS_URL,
     LEASE_S,
     RELAY_URL,
     Handle,
@@ -17,6 +18,7 @@ from environments.sandboxes.reaper import reap
 from environments.sandboxes.trees import copy_tree, read_regular
 
 __all__ = [
+    "EGRESS_URL",
     "LEASE_S",
     "PYTHON",
     "RELAY_URL",

@@ -89,6 +89,7 @@ class ProcessSandboxes:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxError(str(self.check()), retry=False)
+        refuse_containers(launch)
         check_mounts(launch.read_only)
         sandbox = uuid4()
         row = Sandbox.objects.create(
@@ -185,6 +186,12 @@ def choose_and_start(bwrap: str, sandbox: UUID, launch: Launch) -> dict[str, int
     identity = bubblewrap.choose_identity(sandbox)
     mounts = prepare_directory(directory_of(sandbox), launch, identity)
     return start(bwrap, directory_of(sandbox), launch, identity, mounts)
+
+
+def refuse_containers(launch: Launch) -> None:
+    if launch.image or launch.egress:
+        wish = f"the image {launch.image}" if launch.image else "a network"
+        raise SandboxError(f"sandbox: process sandboxes cannot have {wish}; use docker sandboxes.", retry=False)
 
 
 def check_mounts(mounts: Sequence[Mount]) -> None:

@@ -17,6 +17,9 @@ from environments.models import Sandbox
 RELAY_URL = "http://127.0.0.1:8100"
 """Where the relay listens inside every sandbox; a harness's base URL is this + `/s/<session key>`."""
 
+EGRESS_URL = "http://127.0.0.1:8101"
+"""Where a sandbox with egress finds its filtering proxy; its http_proxy and https_proxy say so."""
+
 LEASE_S = 300.0
 """A sandbox that nobody renewed for this long is an orphan. Longer than a rollout's lease: its next owner re-attaches."""
 
@@ -42,6 +45,8 @@ class Limits:
     num_processes: int
     file_bytes: int
     disk_bytes: int
+    cpus: float | None = None
+    """Processors it may keep busy, e.g. 0.5; None: all. Held by docker sandboxes only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +56,9 @@ class Launch:
     work_tree: host directory copied into the sandbox's /work; the original is only read. Links in it stay links.
     read_only: further host files or directories, e.g. a harness bundle at /gyre/harness, tests at /tests.
     gateway:   with the relay on 127.0.0.1:8100; without it there is no way out at all.
+    image:     id of an image that is on this host already (docker only; environments.images finds or builds it).
+    egress:    unix socket of a filtering proxy that serves this sandbox alone (docker only): the sandbox reaches it at
+               EGRESS_URL, and nothing else. Whoever made the proxy ends it. None: no way out but the gateway.
     """
 
     rollout_id: UUID | None
@@ -63,6 +71,8 @@ class Launch:
     gateway: bool
     timeout_s: float
     limits: Limits
+    image: str | None = None
+    egress: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,10 @@
 """A program runs in a process sandbox: what goes in, what comes out, how it ends."""
 
+from pathlib import Path
+
 import pytest
 
-from environments.sandboxes import get_sandboxes
+from environments.sandboxes import SandboxError, get_sandboxes
 from tests.environments.sandboxes.conftest import LaunchShell
 from tests.environments.sandboxes.waiting import wait_end
 
@@ -22,3 +24,10 @@ def test_a_program_sees_its_work_tree_and_its_output_and_exit_code_come_back(lau
     assert handle.read_output(0) == b"/work\nfind me\noops\n1\n/home/agent\n"
     assert handle.read_output(6) == b"find me\noops\n1\n/home/agent\n"
     assert (handle.logs / "out").read_text() == "done\n"
+
+
+def test_an_image_or_a_network_is_refused_by_name(launch_shell: LaunchShell) -> None:
+    with pytest.raises(SandboxError, match="cannot have the image sha256:1"):
+        launch_shell("true", image="sha256:1")
+    with pytest.raises(SandboxError, match="cannot have a network"):
+        launch_shell("true", egress=Path("/nowhere.sock"))
