@@ -47,86 +47,75 @@ class InvalidLabel(ValueError):
         self.errors = errors
 
 
-def check_label(
-    *, verdict: str, keep: str, reward: float | None, reason: str, note: str, client_key: str
-) -> list[LabelError]:
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What one person says of one rollout. `client_key` is new for each judgement and makes a repeated save harmless."""
+
+    client_key: str
+    verdict: str = ""
+    keep: str = Label.Keep.UNSET
+    reward: float | None = None
+    reason: str = ""
+    note: str = ""
+
+
+def check_judgement(judgement: Judgement) -> list[LabelError]:
     """Every fault of a judgement at once."""
     errors = []
-    if verdict not in ("", *Label.Verdict.values):
+    if judgement.verdict not in ("", *Label.Verdict.values):
         errors.append(LabelError(field="verdict", message=f"Use one of {', '.join(Label.Verdict.values)}, or none."))
-    if keep not in Label.Keep.values:
+    if judgement.keep not in Label.Keep.values:
         errors.append(LabelError(field="keep", message=f"Use one of {', '.join(Label.Keep.values)}."))
-    if reward is not None and not math.isfinite(reward):
+    overrides = judgement.reward is not None
+    if judgement.reward is not None and not math.isfinite(judgement.reward):
         errors.append(LabelError(field="reward", message="Must be a finite number, or empty."))
-    if (reward is not None or keep == Label.Keep.DROP) and not reason.strip():
+    if (overrides or judgement.keep == Label.Keep.DROP) and not judgement.reason.strip():
         errors.append(LabelError(field="reason", message="Say why: an override or a drop changes what is trained."))
-    for field, text in (("reason", reason), ("note", note)):
+    for field, text in (("reason", judgement.reason), ("note", judgement.note)):
         if len(text) > MAX_TEXT_CHARS or "\x00" in text:
             errors.append(LabelError(field=field, message=f"At most {MAX_TEXT_CHARS} characters, without NUL."))
-    if not 8 <= len(client_key) <= 40:
+    if not 8 <= len(judgement.client_key) <= 40:
         errors.append(LabelError(field="client_key", message="Must have 8 to 40 characters, new for each judgement."))
-    if not (verdict or keep != Label.Keep.UNSET or reward is not None or note.strip()):
+    if not (judgement.verdict or judgement.keep != Label.Keep.UNSET or overrides or judgement.note.strip()):
         errors.append(
             LabelError(field="verdict", message="Say something: a verdict, keep or drop, a reward, or a note.")
         )
     return errors
 
 
-def save_label(
-    *,
-    rollout: Rollout,
-    author: User,
-    verdict: str,
-    keep: str,
-    reward: float | None,
-    reason: str,
-    note: str,
-    client_key: str,
-) -> Label:
-    """The stored label, with its effect on training. Raises InvalidLabel. Idempotent by `client_key`."""
-    errors = check_label(verdict=verdict, keep=keep, reward=reward, reason=reason, note=note, client_key=client_key)
-    if errors:
+def save_label(*, rollout: Rollout, author: User, judgement: Judgement) -> Label:
+    """The stored label, with its effect on training. Raises InvalidLabel. Idempotent by the judgement's `client_key`."""
+    if errors := check_judgement(judgement):
         raise InvalidLabel(errors)
     try:
         with transaction.atomic():
-            return _add_label(
-                rollout=rollout, author=author, verdict=verdict, keep=keep, reward=reward, reason=reason.strip(),
-                note=note.strip(), client_key=client_key,
-            )  # fmt: skip
+            return _add_label(rollout, author, judgement)
     except IntegrityError:
-        earlier = Label.objects.filter(client_key=client_key, author=author, rollout=rollout).first()
+        earlier = Label.objects.filter(client_key=judgement.client_key, author=author, rollout=rollout).first()
         if earlier is None:
             raise InvalidLabel([LabelError(field="client_key", message="Was used for another judgement.")]) from None
         return earlier
 
 
-def _add_label(
-    *,
-    rollout: Rollout,
-    author: User,
-    verdict: str,
-    keep: str,
-    reward: float | None,
-    reason: str,
-    note: str,
-    client_key: str,
-) -> Label:
+def _add_label(rollout: Rollout, author: User, judgement: Judgement) -> Label:
     label = Label.objects.create(
-        rollout=rollout, author=author, author_name=author.username, verdict=verdict, keep=keep, reward=reward,
-        reason=reason, note=note, client_key=client_key,
+        rollout=rollout, author=author, author_name=author.username, verdict=judgement.verdict, keep=judgement.keep,
+        reward=judgement.reward, reason=judgement.reason.strip(), note=judgement.note.strip(),
+        client_key=judgement.client_key,
     )  # fmt: skip
     earlier = Label.objects.filter(rollout=rollout, author=author, superseded_by=None).exclude(pk=label.pk)
     before = [label_values(one) for one in earlier]
     earlier.update(superseded_by=label)
     label.effect = apply_judgement(
-        rollout_id=rollout.pk, reward=reward, include=INCLUDE[Label.Keep(keep)], release_hold=True
+        rollout_id=rollout.pk, reward=label.reward, include=INCLUDE[Label.Keep(label.keep)], release_hold=True
     )
     label.save(update_fields=["effect"])
     open_items = Reservation.objects.filter(rollout=rollout, reviewer=author, done_at=None)
     open_items.update(done_at=timezone.now(), skipped_at=None)
     record(
-        author, "label.save", rollout, before=before[-1] if before else None, after=label_values(label), reason=reason
-    )
+        author, "label.save", rollout,
+        before=before[-1] if before else None, after=label_values(label), reason=label.reason,
+    )  # fmt: skip
     return label
 
 

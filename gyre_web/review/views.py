@@ -37,14 +37,14 @@ def save_label(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
     """Body: {verdict, keep, reward, reason, note, client_key}. The answer is the acknowledgement the outbox waits for."""
     rollout = get_object_or_404(Rollout, pk=rollout_id)
     try:
-        fields = parse_label(request.body)
-        label = services.save_label(rollout=rollout, author=signed_in(request), **fields)
+        judgement = parse_judgement(request.body)
+        label = services.save_label(rollout=rollout, author=signed_in(request), judgement=judgement)
     except services.InvalidLabel as error:
         return error_response(error.errors)
     return json_response({"label": selectors.describe_label(label)})
 
 
-def parse_label(body: bytes) -> dict[str, Any]:
+def parse_judgement(body: bytes) -> services.Judgement:
     """Types of the fields; their meaning is checked by the service."""
     try:
         data = orjson.loads(body)
@@ -61,14 +61,14 @@ def parse_label(body: bytes) -> dict[str, Any]:
         errors.append(services.LabelError(field="reward", message="Must be a number, or null for no override."))
     if errors:
         raise services.InvalidLabel(errors)
-    return {
-        "verdict": data.get("verdict", ""),
-        "keep": data.get("keep") or "unset",
-        "reward": None if reward is None else float(reward),
-        "reason": data.get("reason", ""),
-        "note": data.get("note", ""),
-        "client_key": data.get("client_key", ""),
-    }
+    return services.Judgement(
+        verdict=data.get("verdict", ""),
+        keep=data.get("keep") or Label.Keep.UNSET,
+        reward=None if reward is None else float(reward),
+        reason=data.get("reason", ""),
+        note=data.get("note", ""),
+        client_key=data.get("client_key", ""),
+    )
 
 
 @require_role(User.Role.REVIEWER)

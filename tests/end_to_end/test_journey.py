@@ -6,14 +6,13 @@ From:  tests.end_to_end.tiny (every part a real process). Screenshots of each st
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from django.db import connections
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from environments.models import Node, Rollout
 from environments.rendering import load_renderer
@@ -21,7 +20,7 @@ from gyre_web.accounts.services import create_link, first_admin_link
 from gyre_web.audit.models import AuditEntry
 from gyre_web.review.models import Label
 from tests.end_to_end.tiny import TinySystem, build_script, recipe, tiny_system
-from tests.gyre_web.browser import ARGUMENTS
+from tests.gyre_web.browser import chromium
 from training.advantages import batch_advantages
 from training.models import Attempt, Member
 from training.services import check_config, config_to_toml
@@ -46,12 +45,8 @@ def system(django_db_blocker) -> Iterator[TinySystem]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert program, "These tests need Chromium: apt-get install chromium."
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture

@@ -28,13 +28,24 @@ class Tab:
 
 
 @contextmanager
-def open_tab(base: str, session: str, *, theme: Literal["light", "dark"] = "light", width: int = 1440) -> Iterator[Tab]:
-    """session: a signed-in session's key."""
+def chromium() -> Iterator[Any]:
+    """Playwright's browser, started from the machine's own Chromium; ends with the block."""
     from playwright.sync_api import sync_playwright
 
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert program, "These tests need Chromium: apt-get install chromium."
     with sync_playwright() as playwright:
-        program = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def open_tab(base: str, session: str, *, theme: Literal["light", "dark"] = "light", width: int = 1440) -> Iterator[Tab]:
+    """session: a signed-in session's key."""
+    with chromium() as browser:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
         context.add_cookies([{"name": "sessionid", "value": session, "url": base}])
         tab = Tab(page=context.new_page(), base=base)
@@ -45,7 +56,4 @@ def open_tab(base: str, session: str, *, theme: Literal["light", "dark"] = "ligh
 
         tab.page.on("console", lambda message: note(message.text) if message.type == "error" else None)
         tab.page.on("pageerror", lambda error: note(str(error)))
-        try:
-            yield tab
-        finally:
-            browser.close()
+        yield tab

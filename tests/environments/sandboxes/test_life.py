@@ -114,8 +114,8 @@ def test_a_relay_that_was_killed_is_replaced(launch_shell: LaunchShell, director
 
 
 def relays_of(supervisor: int) -> list[int]:
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    return [int(pid) for pid in children if b"/gyre/bin/relay.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    children = set(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
+    return [pid for pid in processes_with("/gyre/bin/relay.py") if str(pid) in children]
 
 
 @pytest.mark.django_db(transaction=True)

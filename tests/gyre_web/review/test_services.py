@@ -8,23 +8,15 @@ from environments.models import Rollout
 from gyre_web.accounts.models import User
 from gyre_web.audit.models import AuditEntry
 from gyre_web.review.models import Label
-from gyre_web.review.services import InvalidLabel, save_label
+from gyre_web.review.services import InvalidLabel, Judgement, save_label
 from tests.gyre_web.watch.makers import make_member, make_rollout, make_user
 from training.models import Member, OptimizerStep
 
 pytestmark = pytest.mark.django_db
 
 
-def judge(rollout: Rollout, author: User, **fields: Any) -> Label:
-    values: dict[str, Any] = {
-        "verdict": "",
-        "keep": "unset",
-        "reward": None,
-        "reason": "",
-        "note": "",
-        "client_key": "0123456789abcdef",
-    }
-    return save_label(rollout=rollout, author=author, **{**values, **fields})
+def judge(rollout: Rollout, author: User, *, client_key: str = "0123456789abcdef", **fields: Any) -> Label:
+    return save_label(rollout=rollout, author=author, judgement=Judgement(client_key=client_key, **fields))
 
 
 def finished(**member_fields: Any) -> tuple[Rollout, Member]:

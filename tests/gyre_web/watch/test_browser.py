@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,19 +10,18 @@ import pytest
 import uvicorn
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from environments import live
 from environments.models import Call, Rollout
 from gyre_web.asgi import application
 from gyre_web.review.models import Label
+from tests.gyre_web.browser import chromium
 from tests.gyre_web.watch.makers import call_event, make_call, make_member, make_user, node_event, tokens_event
 from tests.gyre_web.watch.world import World, build_world
 from training.models import Member
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,12 +34,8 @@ def allow_django_beside_playwright() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert program, "These tests need Chromium: apt-get install chromium."
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=FLAGS)
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
