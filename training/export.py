@@ -10,13 +10,18 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from training.checkpoints import write_directory
+from training.engine_weights import probe_ids
 from training.models import Attempt, Version
+from training.packing import build_micro_batch
+from training.selection import Sample
 from training.trainer import Trainer
 
 COMPANIONS = (
@@ -36,9 +41,25 @@ def save_version(
         save_file(hugging_face_state(trainer, dtype), directory / "model.safetensors", metadata={"format": "pt"})
         set_dtype(directory / "config.json", "float32" if precision == "fp32" else "bfloat16")
         copy_companions(source, directory)
-        (directory / "gyre.json").write_text(json.dumps(provenance, indent=1, default=str))
+        named = {**provenance, "probe_logprobs": probe_logprobs(trainer)}
+        (directory / "gyre.json").write_text(json.dumps(named, indent=1, default=str))
 
     return write_directory(path, write)
+
+
+@torch.no_grad()
+def probe_logprobs(trainer: Trainer) -> list[float]:
+    """What the trainer gives each id of the probe after the first, temperature 1: an engine that was given these weights
+    is held against it (`RunningEngine.publish`)."""
+    ids = np.asarray(probe_ids(trainer.language_model.core.config.get_text_config().vocab_size), dtype=np.int64)
+    mask = np.arange(len(ids)) > 0
+    sample = Sample(
+        rollout_id=UUID(int=0), pieces=(), ids=ids, loss_mask=mask,
+        behaviour_logprobs=np.full(len(ids), np.nan, dtype=np.float32),
+    )  # fmt: skip
+    batch = build_micro_batch([sample], [0], multiple_of=1)
+    logprobs_M, _ = trainer.language_model.token_logprobs(batch, temperature=1.0)
+    return [round(value, 5) for value in logprobs_M.tolist()]
 
 
 def hugging_face_state(trainer: Trainer, dtype: torch.dtype) -> dict[str, Tensor]:
