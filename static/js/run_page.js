@@ -114,6 +114,7 @@ async function follow() {
 document.addEventListener("htmx:afterSettle", () => {
   if (document.getElementById("run-head")?.dataset.over !== "yes") return;
   over = true;
+  drawAll();
   say("ended", "ended");
 });
 document.addEventListener("gyre:theme", () => setTimeout(drawAll, 50));

@@ -85,6 +85,8 @@ def _online(attempt: Attempt, config: RunConfig) -> Phase:
         done = Rollout.objects.filter(id__in=ids, state=Rollout.State.ENDED).count()
         progress = {"done": done, "total": config.evaluation.tasks, "unit": "held-out tasks"}
         return Phase(key="evaluation", text=f"Evaluating version {version.number}", progress=progress)
+    if attempt.step >= total:
+        return Phase(key="ending", text="All steps are done: ending")
     if not some_cell_serves(attempt):
         word = "waiting for its batch" if core_trains(attempt) else "cells are turning"
         return Phase(key="turning", text=f"Step {attempt.step + 1} of {total}: {word}")
@@ -97,7 +99,7 @@ def _generating(attempt: Attempt, config: RunConfig) -> Phase:
     done = ended.exclude(disposition=Member.Disposition.EXCLUDED).count()
     needed = config.tasks.groups_per_step * config.tasks.rollouts_per_group
     progress: dict[str, object] = {"done": done, "total": needed, "unit": "rollouts"}
-    step = f"Step {min(attempt.step + 1, config.optimization.steps)} of {config.optimization.steps}"
+    step = f"Step {attempt.step + 1} of {config.optimization.steps}"
     held = in_flight.filter(state=Group.State.HELD).count()
     if attempt.state == Attempt.State.STOPPING or attempt.wanted == Attempt.Wanted.PAUSE:
         word = "Stopping" if attempt.state == Attempt.State.STOPPING else "Pausing"

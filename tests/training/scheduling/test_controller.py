@@ -47,6 +47,8 @@ def test_a_run_goes_from_its_start_to_its_end():
     assert {cell.wanted_role for cell in attempt.cells.all()} == {"down"}
     assert attempt.events.filter(kind="version_published").count() == 3
     assert not Engine.objects.exclude(state="stopped").exists()
+    phases = [event.data.get("phase") for event in attempt.events.filter(kind="phase").order_by("id")]
+    assert "generation" not in phases[len(phases) - phases[::-1].index("training") :]
 
 
 def test_demonstrations_are_spread_over_families():
