@@ -27,6 +27,11 @@ class TaskMixture(Section):
 
 class TasksSection(Section):
     mixture: tuple[TaskMixture, ...] = Field((TaskMixture(),), min_length=1, description="Task sets and their shares.")
+    curriculum: Literal["even", "learnability"] = Field(
+        "even",
+        description="even: every family of tasks equally often. learnability: families whose rollouts sometimes succeed "
+        "and sometimes fail more often, since groups of equal rewards teach nothing.",
+    )
     groups_per_step: int = Field(12, ge=1, description="B: groups an optimizer step eats.")
     rollouts_per_group: int = Field(
         6, ge=2, description="N: rollouts of one task. One alone has nothing to compare with."

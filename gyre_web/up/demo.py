@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 DEMONSTRATIONS = 84
 """Held-out success is then about 40 % (208 gave 73 %, which leaves little to learn; 24 gave none)."""
 HELDOUT_TASKS = 120
-STEPS = 10
+STEPS = 14
 LOOK_S = 1.0
 NUM_RESAMPLES = 10_000
 HEADLESS_PARTS = frozenset({"gateway", "rollouts", "cells", "controller"})
@@ -53,6 +53,7 @@ def build_config(*, seed: int, steps: int | None = None) -> RunConfig:
     """The recipe; everything that it does not say is a default of training.config."""
     data: dict[str, Any] = {
         "seed": seed,
+        "tasks": {"curriculum": "learnability"},
         "warm_start": {"demonstrations": DEMONSTRATIONS},
         "harness": {"max_running": 32},
         "sampling": {"max_tokens": 64},

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from environments.models import Harness, Model, Rollout, Task
+from environments.models import Harness, Model, Rollout
 from environments.rollouts import request_cancel
 from training.config import RunConfig
 from training.events import record_event
@@ -32,13 +32,12 @@ from training.scheduling.cells import (
     some_cell_serves,
 )
 from training.scheduling.demonstrations import count_demonstrations, end_expert, start_warming
-from training.scheduling.dispatch import Cast, dispatch_groups, load_cast, load_task_order
+from training.scheduling.dispatch import Cast, NextTask, dispatch_groups, load_cast, load_next_task
 from training.scheduling.evaluation import advance_evaluation, due_evaluation
 from training.scheduling.groups import IN_FLIGHT, settle_groups
 from training.scheduling.leadership import Leadership
 from training.scheduling.phases import note_phase
 from training.scheduling.steps import GOING_ON, current_step, due_version, failed_step, note_published, request_step
-from training.scheduling.task_order import TaskOrder
 
 
 @dataclass(kw_only=True)
@@ -46,13 +45,13 @@ class Memory:
     """What a controller keeps of an attempt between rounds: only what follows from the immutable config."""
 
     config: RunConfig
-    _order: TaskOrder[str] | None = field(default=None, init=False)
+    _next_task: NextTask | None = field(default=None, init=False)
 
     @property
-    def order(self) -> TaskOrder[str]:
-        if self._order is None:
-            self._order = load_task_order(self.config, Task.Split.TRAIN, "groups")
-        return self._order
+    def next_task(self) -> NextTask:
+        if self._next_task is None:
+            self._next_task = load_next_task(self.config)
+        return self._next_task
 
 
 def advance(leadership: Leadership, attempt_id: UUID, memory: Memory) -> None:
@@ -131,7 +130,7 @@ def _go_on(leadership: Leadership, attempt: Attempt, memory: Memory) -> None:
         if core_trains(attempt):
             request_step(leadership, attempt, config)
         if attempt.wanted == Attempt.Wanted.RUN and some_cell_serves(attempt):
-            dispatch_groups(leadership, load_cast(attempt, config), memory.order)
+            dispatch_groups(leadership, load_cast(attempt, config), memory.next_task)
     give_orders(leadership, attempt, config)
 
 

@@ -7,10 +7,12 @@ Holds: a slot gets one rollout, however often the controller dies: (group, slot,
        unique, and the act locks the attempt.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import Protocol
 
 from django.db import transaction
-from django.db.models import Max
+from django.db.models import Count, Max
 
 from environments.config import Sampling
 from environments.models import Harness, Model, Rollout, Task
@@ -19,6 +21,7 @@ from training.config import RunConfig
 from training.events import record_event
 from training.models import Attempt, Group, Member
 from training.scheduling.admission import Ledger, allowed_groups, allowed_rollouts, build_policy
+from training.scheduling.curriculum import Curriculum
 from training.scheduling.groups import IN_FLIGHT, UNSETTLED, load_views
 from training.scheduling.leadership import Leadership
 from training.scheduling.settling import GroupView
@@ -26,6 +29,8 @@ from training.scheduling.task_order import Part, TaskOrder
 
 MOST_AT_ONCE = 100
 """Rollouts of one act: a transaction stays short."""
+MEMBERS_LOOKED_AT = 2000
+"""Latest members whose rewards a curriculum goes by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +54,11 @@ def load_cast(attempt: Attempt, config: RunConfig) -> Cast:
 
 def load_task_order(config: RunConfig, split: Task.Split, purpose: str) -> TaskOrder[str]:
     """The order of task ids for a purpose: demonstrations, groups and evaluation each have their own."""
+    return TaskOrder(seed=f"{config.seed}:{purpose}", parts=load_parts(config, split))
+
+
+def load_parts(config: RunConfig, split: Task.Split) -> list[Part[str]]:
+    """Task ids of the mixture."""
     parts = []
     for mixture in config.tasks.mixture:
         tasks = Task.objects.filter(taskset__name=mixture.taskset, split=split).order_by("name")
@@ -57,7 +67,37 @@ def load_task_order(config: RunConfig, split: Task.Split, purpose: str) -> TaskO
         found = [(family, str(pk)) for family, pk in tasks.values_list("family", "pk")]
         if found:
             parts.append(Part(weight=mixture.weight, tasks=found))
-    return TaskOrder(seed=f"{config.seed}:{purpose}", parts=parts)
+    return parts
+
+
+class NextTask(Protocol):
+    """The task id of a new group with this index."""
+
+    def __call__(self, attempt: Attempt, index: int) -> str: ...
+
+
+def load_next_task(config: RunConfig) -> NextTask:
+    if config.tasks.curriculum == "even":
+        order = load_task_order(config, Task.Split.TRAIN, "groups")
+        return lambda attempt, index: order[index]
+    curriculum = Curriculum(seed=f"{config.seed}:groups", parts=load_parts(config, Task.Split.TRAIN))
+    return lambda attempt, index: curriculum.draw(index, rewards=latest_rewards(attempt), taken=groups_taken(attempt))
+
+
+def latest_rewards(attempt: Attempt) -> dict[str, list[float]]:
+    """By family, the latest last; of the last groups only, so that the query stays small in a long run."""
+    members = Member.objects.filter(group__attempt=attempt, rollout__reward__isnull=False).order_by(
+        "-group__index", "slot"
+    )
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for family, reward in members.values_list("group__task__family", "rollout__reward")[:MEMBERS_LOOKED_AT]:
+        rewards[family].insert(0, reward)
+    return rewards
+
+
+def groups_taken(attempt: Attempt) -> dict[str, int]:
+    groups = Group.objects.filter(attempt=attempt).values("task__family")
+    return dict(groups.annotate(n=Count("pk")).values_list("task__family", "n"))
 
 
 def build_ledger(attempt: Attempt, config: RunConfig, views: list[GroupView]) -> Ledger:
@@ -110,7 +150,7 @@ def build_plan(attempt: Attempt, config: RunConfig) -> Plan:
     return Plan(places=places[:allowed], num_new_groups=min(allowed_groups(policy, ledger), needed), allowed=allowed)
 
 
-def dispatch_groups(leadership: Leadership, cast: Cast, order: TaskOrder[str]) -> int:
+def dispatch_groups(leadership: Leadership, cast: Cast, next_task: NextTask) -> int:
     """One act that dispatches what is allowed, at most MOST_AT_ONCE rollouts. Returns how many."""
     if build_plan(cast.attempt, cast.config).is_empty:
         return 0
@@ -123,17 +163,19 @@ def dispatch_groups(leadership: Leadership, cast: Cast, order: TaskOrder[str]) -
         for _ in range(plan.num_new_groups):
             if len(places) >= plan.allowed:
                 break
-            group = _open_group(attempt, order)
+            group = _open_group(attempt, next_task)
             places += [(group, slot, 0) for slot in range(size)][: plan.allowed - len(places)]
         for group, slot, refill in places:
             _dispatch_member(cast, attempt, group, slot, refill)
         return len(places)
 
 
-def _open_group(attempt: Attempt, order: TaskOrder[str]) -> Group:
+def _open_group(attempt: Attempt, next_task: NextTask) -> Group:
     last = Group.objects.filter(attempt=attempt).aggregate(last=Max("index"))["last"]
     index = 0 if last is None else last + 1
-    return Group.objects.create(attempt=attempt, index=index, task_id=order[index], dispatched_version=attempt.version)
+    return Group.objects.create(
+        attempt=attempt, index=index, task_id=next_task(attempt, index), dispatched_version=attempt.version
+    )
 
 
 def _dispatch_member(cast: Cast, attempt: Attempt, group: Group, slot: int, refill: int) -> None:
