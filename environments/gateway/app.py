@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import django
 import orjson
@@ -32,11 +32,11 @@ from django.conf import settings as settings  # noqa: E402
 
 from environments.gateway.calls import Calls, Refusal  # noqa: E402
 from environments.gateway.delivery import Delivery, GatewayLost, watch_hang_up  # noqa: E402
-from environments.gateway.dialects import BadRequest, Dialect, find_dialect  # noqa: E402
-from environments.gateway.dialects.chat import Chat  # noqa: E402
+from environments.gateway.dialects import BadRequest, Dialect, Target, find_dialect  # noqa: E402
 from environments.gateway.forwarding import forward  # noqa: E402
 from environments.gateway.generation import Generation  # noqa: E402
 from environments.gateway.http_client import HttpClient  # noqa: E402
+from environments.gateway.messages import Request, find_media  # noqa: E402
 from environments.gateway.record import LeaseLost, Record  # noqa: E402
 from environments.gateway.routing import Routing  # noqa: E402
 from environments.gateway.sessions import Elsewhere, Held, Sessions  # noqa: E402
@@ -67,10 +67,15 @@ class Incoming:
     headers: dict[str, str]
     path_key: str
     header_keys: tuple[str, ...]
+    query: dict[str, str]
 
     @property
     def relay_call(self) -> str:
         return self.headers.get("x-gyre-relay-call", "")[:64]
+
+    @property
+    def target(self) -> Target:
+        return Target(method=self.method, path=self.path, query=self.query, headers=self.headers)
 
     @property
     def offset(self) -> int:
@@ -113,7 +118,7 @@ class Gateway:
             raise ValueError(f"The gateway speaks HTTP only, not {scope['type']}.")
         self.num_requests += 1
         incoming = read_incoming(scope)
-        dialect: Dialect = Chat()
+        dialect, what = find_dialect(incoming.target)
         has_begun = False
 
         async def send(message: MutableMapping[str, Any]) -> None:
@@ -124,17 +129,20 @@ class Gateway:
         try:
             if await self._answer_plain(incoming, receive, send):
                 return
-            found = find_dialect(incoming.method, incoming.path)
-            if found:
-                dialect = found[0]
             key, is_path_key = session_key(incoming)
             held = await self._find(key, is_path_key=is_path_key)
             if isinstance(held, Elsewhere):
                 await self._forward(held, scope, incoming, receive, send)
-            elif found is None:
+            elif what is None:
                 raise Refusal(404, "unknown_path", f"{incoming.method} {incoming.path} is no path of this gateway.")
-            elif found[1] == "models":
-                await send_json(send, 200, dialect.models(held.rollout.model_name), incoming.relay_call)
+            elif what in ("models", "model"):
+                body = dialect.models(held.rollout.model_name, single=what == "model")
+                await send_json(send, 200, body, incoming.relay_call)
+            elif what == "count":
+                request = await read_request(dialect, incoming, receive)
+                async with held.rollout.lock:
+                    body = dialect.count(held.rollout.tree.count(request, held.rollout.renderer))
+                await send_json(send, 200, body, incoming.relay_call)
             else:
                 await self._complete(held, key, is_path_key, dialect, incoming, receive, send)
         except Refusal as refusal:
@@ -163,12 +171,8 @@ class Gateway:
         receive: Receive,
         send: Send,
     ) -> None:
-        raw = decode_body(await read_body(receive), incoming.headers.get("content-encoding", ""))
-        try:
-            body = load_json(raw)
-        except ValueError as error:
-            raise BadRequest(f"The body is not JSON: {error}") from error
-        request = dialect.read_request(body, incoming.headers)
+        request = await read_request(dialect, incoming, receive)
+        refuse_media(request, held)
         for _ in range(20):
             try:
                 call = await self.calls.begin(
@@ -268,10 +272,11 @@ def read_incoming(scope: Scope) -> Incoming:
         path_key, _, rest = path[3:].partition("/")
         path = "/" + rest
     bearer = headers.get("authorization", "")
+    query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
     given = (
         bearer[7:].strip() if bearer.lower().startswith("bearer ") else "",
         headers.get("x-api-key", ""),
-        headers.get("x-goog-api-key", ""),
+        headers.get("x-goog-api-key", "") or (query.get("key", "") if path.startswith("/v1beta") else ""),
     )
     return Incoming(
         method=scope["method"],
@@ -279,6 +284,7 @@ def read_incoming(scope: Scope) -> Incoming:
         headers=headers,
         path_key=unquote(path_key),
         header_keys=tuple(dict.fromkeys(key for key in given if key)),
+        query=query,
     )
 
 
@@ -296,6 +302,28 @@ def session_key(incoming: Incoming) -> tuple[str, bool]:
             401, "invalid_api_key", "No session key. Use the base URL /s/<session key> or send it as API key."
         )
     return keys[0], bool(incoming.path_key)
+
+
+async def read_request(dialect: Dialect, incoming: Incoming, receive: Receive) -> Request:
+    """Raises Refusal, BadRequest, HungUp."""
+    raw = decode_body(await read_body(receive), incoming.headers.get("content-encoding", ""))
+    try:
+        body = load_json(raw)
+    except ValueError as error:
+        raise BadRequest(f"The body is not JSON: {error}") from error
+    return dialect.read_request(body, incoming.target)
+
+
+def refuse_media(request: Request, held: Held) -> None:
+    """Raises BadRequest for parts that the model cannot take."""
+    found = find_media(request.messages)
+    if found and not getattr(held.rollout.renderer, "takes_media", False):
+        kind, where = found
+        raise BadRequest(
+            f"{where} is {'an' if kind[0] in 'aeiou' else 'a'} {kind}, and {held.rollout.model_name} reads text only. "
+            "Leave it out, or choose a model that takes it.",
+            param=where,
+        )
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -3,8 +3,7 @@
 From:  app.py, with a LiveCall; `Rollout.harness.delivery` says whether tokens are sent as they come.
 To:    ASGI messages.
 Holds: the body is a function of the call, its tokens and the places of its keep-alives (each in Valkey before it is
-       sent), so a new gateway sends exactly the rest; text is streamed up to a possible tool opener, tool calls only
-       from the committed answer.
+       sent), so a new gateway sends exactly the rest.
 Never: fails after headers: it holds, and continues.
 """
 
@@ -16,98 +15,17 @@ from typing import Any
 from environments.gateway.dialects import Dialect, Head
 from environments.gateway.messages import Request
 from environments.gateway.open_rollout import LiveCall, OpenRollout
+from environments.gateway.streaming import StreamEncoder
 from environments.gateway.wire_journal import WireJournal
 
 SILENT_S = 60.0
 """All seen harnesses wait 90 s for headers."""
 KEEP_ALIVE_S = 5.0
-TOOL_OPENERS = ("<tool_call>", "<function=", "<|tool_call", "[TOOL_CALLS]", "<\uff5ctool")
-THINK, UNTHINK = "<think>", "</think>"
-
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class GatewayLost(ConnectionError):
     """Gateway boundary: this process no longer holds the session; the connection is cut so that the relay asks anew."""
-
-
-class StreamText:
-    """What of an answer's text can be sent before it is complete.
-
-    Not: anything from a possible tool opener on, trailing blanks (a parser may strip them), reasoning that is still open.
-    push("I see. <tool") sends "I see."; push("_call>...") sends nothing.
-    """
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.sent_text = ""
-        self._is_open = True
-
-    def push(self, delta: str) -> str:
-        """The content text that is certain now."""
-        self.text += delta
-        if not self._is_open:
-            return ""
-        body = self.text
-        if body.lstrip().startswith(THINK) or THINK.startswith(body.lstrip()):
-            _, closed, body = body.partition(UNTHINK)
-            if not closed:
-                return ""
-            body = body.lstrip("\n")
-        certain = body
-        for opener in TOOL_OPENERS:
-            at = body.find(opener)
-            if at >= 0:
-                certain, self._is_open = body[: min(at, len(certain))], False
-        if self._is_open:
-            certain = certain[: len(certain) - held_length(certain)]
-        certain = certain.rstrip()
-        if len(certain) <= len(self.sent_text):
-            return ""
-        new, self.sent_text = certain[len(self.sent_text) :], certain
-        return new
-
-    def rest(self, content: str) -> str:
-        """What of the final content was not sent yet."""
-        if content.startswith(self.sent_text):
-            return content[len(self.sent_text) :]
-        stripped, sent = content.strip(), self.sent_text.strip()
-        return stripped[len(sent) :] if stripped.startswith(sent) else ""
-
-
-def held_length(text: str) -> int:
-    """Length of the longest end of `text` that could begin a tool opener."""
-    longest = max(map(len, TOOL_OPENERS)) - 1
-    return next(
-        (n for n in range(min(longest, len(text)), 0, -1) if any(o.startswith(text[-n:]) for o in TOOL_OPENERS)), 0
-    )
-
-
-class StreamEncoder:
-    """Bytes of a streamed answer, one call of `token` a sampled id: no borders of engine chunks show."""
-
-    def __init__(self, dialect: Dialect, head: Head, rollout: OpenRollout) -> None:
-        self.dialect, self.head = dialect, head
-        self._decoder = rollout.renderer.decoder()
-        self._text = StreamText()
-
-    def begin(self) -> bytes:
-        return self.dialect.stream_begin(self.head)
-
-    def token(self, token_id: int) -> bytes:
-        text = self._decoder.push(token_id)
-        new = self._text.push(text) if text else ""
-        return self.dialect.stream_text(self.head, new) if new else b""
-
-    def end(self, call: LiveCall) -> bytes:
-        assert call.answer
-        pieces = []
-        if call.answer.message.get("reasoning"):
-            pieces.append(self.dialect.stream_reasoning(self.head, call.answer.message["reasoning"]))
-        rest = self._text.rest(call.answer.message.get("content") or "")
-        if rest:
-            pieces.append(self.dialect.stream_text(self.head, rest))
-        return b"".join([*pieces, self.dialect.stream_end(self.head, call.answer)])
 
 
 @dataclass(kw_only=True)
@@ -144,6 +62,8 @@ class Delivery:
             created=int(self.call.row.started_at.timestamp()),
             model=self.request.model or self.rollout.model_name,
             include_usage=self.request.include_usage,
+            num_prompt_tokens=self.call.row.num_prompt_tokens,
+            hints=self.request.hints,
         )
         if self.request.stream:
             await self._stream(head)
@@ -162,7 +82,7 @@ class Delivery:
 
     async def _stream(self, head: Head) -> None:
         call = self.call
-        encoder = StreamEncoder(self.dialect, head, self.rollout)
+        encoder = StreamEncoder(self.dialect, head, self.rollout, call)
         is_live = self.rollout.delivery == "stream"
         num_sent, has_begun = 0, False
         while True:
@@ -179,7 +99,7 @@ class Delivery:
                 await self._finish(b"".join(pieces))
                 return
             if call.failure:
-                await self._fail()
+                await self._fail(encoder)
                 return
             await self._write(b"".join(pieces))
             if await self._wait_or_stop():
@@ -245,15 +165,15 @@ class Delivery:
         await self._write(data)
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _fail(self) -> None:
+    async def _fail(self, encoder: StreamEncoder | None = None) -> None:
         """A call that no engine would answer: an error status, or its words where the status has gone out already."""
         if not self.has_headers and not self.offset:
             body = self.dialect.error(500, self.call.failure, code="engine_refused")
             await self._send_headers(500, len(body))
             await self.send({"type": "http.response.body", "body": body, "more_body": False})
             return
-        if self.request.stream:
-            await self._finish(self.dialect.stream_error(self.call.failure))
+        if encoder:
+            await self._finish(encoder.fail(self.call.failure))
         else:
             await self._finish(self.dialect.error(500, self.call.failure, code="engine_refused"))
 

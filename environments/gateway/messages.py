@@ -1,7 +1,9 @@
 """The canonical message, and the digests by which a request's history is recognised.
 
 From:  dialects build messages; the tree keys its nodes on digests.
-To:    {"role", "content", "reasoning"?, "tool_calls"? [{"id", "name", "arguments"}], "tool_call_id"?, "name"?}.
+To:    {"role", "content", "reasoning"?, "reasoning_of"?, "tool_calls"? [{"id", "name", "arguments"}],
+       "tool_call_id"?, "name"?, "is_error"?}. content is text, or a list of parts where one is no text.
+       reasoning_of: the call that a client's sealed reasoning names.
 Holds: what harnesses really do to history (design 2.3: shape) gives the same digest, nothing more does.
 Never: knows a wire format.
 
@@ -12,7 +14,7 @@ or reasoning: harnesses rewrite those.
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from environments.text import dump_wire_json, replace_surrogates
@@ -39,6 +41,31 @@ class Request:
     """Sub-agent id, where the harness sends one: identical bodies of two agents are two samples."""
     is_retry: bool = False
     """The client says so (x-stainless-retry-count)."""
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    """What the dialect notes for itself: the form in which the answer must be written."""
+
+
+def tool_call_id(call: str, position: int) -> str:
+    """[A-Za-z0-9_], unique, and the same when a new gateway answers for a dead one. call: 32 hex digits."""
+    digest = hashlib.blake2b(bytes.fromhex(call) + bytes([position % 256]), digest_size=12)
+    return "call_" + digest.hexdigest()
+
+
+def text_of(content: Any) -> str:
+    """Of a message's content; parts that are no text count as nothing."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""
+
+
+def find_media(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """(kind, where on the wire) of the first part that is no text."""
+    for message in messages:
+        if isinstance(message.get("content"), list):
+            for part in message["content"]:
+                if part["type"] != "text":
+                    return part["type"], part.get("where", "")
+    return None
 
 
 def digest_root(tools: Sequence[Mapping[str, Any]]) -> bytes:
@@ -55,7 +82,7 @@ def digest_message(
 ) -> bytes:
     """known_call_ids: ids that this rollout's answers carried."""
     role = message["role"]
-    content = message.get("content") or ""
+    content = digest_text(message.get("content"))
     if role == "assistant":
         calls = message.get("tool_calls") or []
         text = content.strip()
@@ -69,6 +96,14 @@ def digest_message(
     for pattern in volatile:
         content = pattern.sub("", content)
     return _hash(role.encode(), _encode(content), _encode(message.get("tool_call_id") or ""))
+
+
+def digest_text(content: Any) -> str:
+    """Text, or everything that parts say, as text."""
+    if isinstance(content, list):
+        parts = ({key: value for key, value in part.items() if key != "where"} for part in content)
+        return "".join(part["text"] if part["type"] == "text" else dump_wire_json(part).decode() for part in parts)
+    return content or ""
 
 
 def renderable(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -7,7 +7,6 @@ Never: touches the network.
 """
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from uuid import UUID
 
 from environments.config import Budgets, Sampling
 from environments.gateway.dialects import Answer
-from environments.gateway.messages import Message
+from environments.gateway.messages import Message, tool_call_id
 from environments.gateway.record import CallRow, Counters, NodeRow
 from environments.gateway.signal import Signal
 from environments.gateway.tree import Tree
@@ -136,7 +135,7 @@ def build_answer(rollout: OpenRollout, call: LiveCall) -> Answer:
     finish = call.row.finish_reason
     if message.get("tool_calls"):
         message["tool_calls"] = [
-            {**tool_call, "id": tool_call_id(call.id, position)}
+            {**tool_call, "id": tool_call_id(call.id.hex, position)}
             for position, tool_call in enumerate(message["tool_calls"])
         ]
         finish = "tool_calls" if finish == "stop" else finish
@@ -147,11 +146,6 @@ def build_answer(rollout: OpenRollout, call: LiveCall) -> Answer:
         num_sampled_tokens=len(call.sampled),
         num_cached_tokens=call.row.num_cached_tokens,
     )
-
-
-def tool_call_id(call_id: UUID, position: int) -> str:
-    """[A-Za-z0-9_], unique, and the same when a new gateway answers for a dead one."""
-    return "call_" + hashlib.blake2b(call_id.bytes + bytes([position % 256]), digest_size=12).hexdigest()
 
 
 def build_spans(versions: list[int], opener_length: int) -> list[list[int]]:

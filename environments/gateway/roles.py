@@ -6,7 +6,7 @@ To:    Node.BranchRole values.
 
 import re
 
-from environments.gateway.messages import Request
+from environments.gateway.messages import Request, text_of
 from environments.models.node import Node
 
 Role = Node.BranchRole
@@ -45,17 +45,19 @@ def find_role(
 def carries_instruction(request: Request, instruction: str) -> bool:
     wanted = squeeze(instruction)[:INSTRUCTION_CHARS]
     return bool(wanted) and any(
-        wanted in squeeze(message["content"]) for message in request.messages if message["role"] in ("user", "system")
+        wanted in squeeze(text_of(message["content"]))
+        for message in request.messages
+        if message["role"] in ("user", "system")
     )
 
 
 def system_text(request: Request) -> str:
-    return "\n".join(m["content"] for m in request.messages if m["role"] == "system")
+    return "\n".join(text_of(m["content"]) for m in request.messages if m["role"] == "system")
 
 
 def last_user_text(request: Request) -> str:
     last = request.messages[-1]
-    return last["content"] if last["role"] == "user" else ""
+    return text_of(last["content"]) if last["role"] == "user" else ""
 
 
 def squeeze(text: str) -> str:

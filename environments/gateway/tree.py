@@ -141,6 +141,14 @@ class Tree:
             chain=keys[-1] if keys else b"",
         )
 
+    def count(self, request: Request, renderer: Renderer) -> int:
+        """Tokens of the prompt that this request would have. Nothing is kept."""
+        drifted = set(self._drifted)
+        plan = self.plan(request, renderer)
+        self._drifted = drifted
+        known = self.nodes[plan.parent].end_tokens if plan.parent is not None else 0
+        return known + sum(len(addition.ids) // 4 for addition in plan.additions) + len(plan.opener)
+
     def _keys(self, request: Request) -> list[bytes]:
         key = digest_root(request.tools)
         keys = []

@@ -16,7 +16,7 @@ from typing import Any
 from environments.rendering.frames import Frames
 from environments.rendering.protocol import Decoder, Message, Tool
 from environments.rendering.tokens import ModelTokenizer
-from environments.rendering.tool_text import fold_tools, read_tool_calls
+from environments.rendering.tool_text import fold_tools, read_answer
 from environments.rendering.whole import WholeRenderer
 
 
@@ -57,9 +57,7 @@ class ChatmlRenderer:
         return ids
 
     def parse(self, ids: Sequence[int]) -> dict[str, Any]:
-        text = self._tokenizer.decode(ids, self.stop_token_ids)
-        content, calls = read_tool_calls(text)
-        return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+        return read_answer(self._tokenizer.decode(ids, self.stop_token_ids))
 
     def decoder(self) -> Decoder:
         return self._tokenizer.decoder(self.stop_token_ids)

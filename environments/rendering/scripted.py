@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from environments.rendering.protocol import Message, Tool
-from environments.rendering.tool_text import fold_tools, read_tool_calls
+from environments.rendering.tool_text import fold_tools, read_answer
 
 BEGIN, END, ANSWER = 256, 257, 258
 VOCABULARY = 259
@@ -44,8 +44,7 @@ class ScriptedRenderer:
     def parse(self, ids: Sequence[int]) -> dict[str, Any]:
         decoder = self.decoder()
         text = "".join(map(decoder.push, ids)) + decoder.flush()
-        content, calls = read_tool_calls(text)
-        return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+        return read_answer(text)
 
     def decoder(self) -> "ScriptedDecoder":
         return ScriptedDecoder()

@@ -15,7 +15,7 @@ from typing import Any
 from environments.rendering.frames import Template
 from environments.rendering.protocol import Decoder, Message, Tool
 from environments.rendering.tokens import ModelTokenizer
-from environments.rendering.tool_text import read_tool_calls
+from environments.rendering.tool_text import read_answer
 
 
 class WholeRenderer:
@@ -55,8 +55,7 @@ class WholeRenderer:
         return None
 
     def parse(self, ids: Sequence[int]) -> dict[str, Any]:
-        content, calls = read_tool_calls(self._tokenizer.decode(ids, self.stop_token_ids))
-        return {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+        return read_answer(self._tokenizer.decode(ids, self.stop_token_ids))
 
     def decoder(self) -> Decoder:
         return self._tokenizer.decoder(self.stop_token_ids)

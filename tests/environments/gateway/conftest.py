@@ -58,7 +58,12 @@ class Served:
 
     async def start(self) -> None:
         config = uvicorn.Config(
-            self.app, uds=str(self.socket), lifespan="on", log_config=None, timeout_graceful_shutdown=1
+            self.app,
+            uds=str(self.socket),
+            lifespan="on",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=3600,
         )
         self.server = uvicorn.Server(config)
         self.server.capture_signals = contextlib.nullcontext  # type: ignore[assignment,method-assign]
