@@ -163,7 +163,7 @@ class Calls:
             status, code, message = dialect.overflow(
                 limit=rollout.max_context, num_prompt_tokens=call.row.num_prompt_tokens
             )
-            ending = None if rollout.compacts else Outcome.CONTEXT_OVERFLOW
+            ending = None if rollout.habits.compacts else Outcome.CONTEXT_OVERFLOW
             await self._refuse(rollout, call, ending, Refusal(status, code, message, "messages"))
 
     async def _refuse(self, rollout: OpenRollout, call: LiveCall, ending: Outcome | None, refusal: Refusal) -> None:
@@ -195,6 +195,7 @@ class Calls:
             instruction=rollout.instruction,
             main_exists=any(node.parent is None and node.branch_role == Role.MAIN for node in tree.nodes[:64]),
             main_system=rollout.main_system,
+            rules=rollout.habits.roles,
         )
         if plan.parent is None and role == Role.MAIN:
             rollout.main_system = rollout.main_system or system_text(request)

@@ -21,6 +21,7 @@ from environments.gateway.messages import Message, tool_call_id
 from environments.gateway.record import CallRow, Counters, NodeRow
 from environments.gateway.signal import Signal
 from environments.gateway.tree import Tree
+from environments.harnesses.base import Habits
 from environments.rendering.protocol import Renderer
 
 
@@ -78,12 +79,12 @@ class OpenRollout:
     renderer: Renderer
     delivery: str
     program: str
-    compacts: bool
-    """The harness shortens its history when told of an overflow, so that overflow is not the end."""
     instruction: str
     task_directory: str
     ending: str
     tree: Tree
+    habits: Habits = field(default_factory=Habits)
+    """Of the harness's program."""
     drift: Counter[str] = field(default_factory=Counter)
     num_calls: int = 0
     next_index: int = 0

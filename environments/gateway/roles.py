@@ -5,8 +5,11 @@ To:    Node.BranchRole values.
 """
 
 import re
+from collections.abc import Sequence
+from functools import cache
 
 from environments.gateway.messages import Request, text_of
+from environments.harnesses.base import RoleRule
 from environments.models.node import Node
 
 Role = Node.BranchRole
@@ -24,13 +27,25 @@ SUMMARY_OF = {Role.MAIN: Role.MAIN_SUMMARY, Role.SUB_AGENT: Role.SUB_SUMMARY}
 
 
 def find_role(
-    request: Request, *, parent_role: str | None, instruction: str, main_exists: bool, main_system: str
+    request: Request,
+    *,
+    parent_role: str | None,
+    instruction: str,
+    main_exists: bool,
+    main_system: str,
+    rules: Sequence[RoleRule] = (),
 ) -> str:
     """Role of the nodes that this request adds. parent_role: of the node it continues, None for a new root."""
-    asks_for_summary = SUMMARY.search(last_user_text(request)) is not None
+    system = system_text(request)
+    rule = find_rule(rules, system, last_user_text(request))
+    asks_for_summary = SUMMARY.search(last_user_text(request)) is not None or (rule is not None and bool(rule.asked))
     if parent_role is not None:
         return SUMMARY_OF.get(Role(parent_role), Role(parent_role)) if asks_for_summary else parent_role
-    system = system_text(request)
+    if rule is not None:
+        of_agent = request.agent and rule.role == "main-summary"
+        return Role.SUB_SUMMARY if of_agent else rule.role
+    if request.agent:
+        return Role.SUB_AGENT
     if TITLE.search(system):
         return Role.SIDE
     if SUMMARY.search(system) or (asks_for_summary and not request.tools):
@@ -40,6 +55,19 @@ def find_role(
     if request.tools:
         return Role.SUB_AGENT if main_exists else Role.MAIN
     return Role.SIDE if main_exists else Role.MAIN
+
+
+def find_rule(rules: Sequence[RoleRule], system: str, asked: str) -> RoleRule | None:
+    return next((rule for rule in rules if _matches(rule.system, system) and _matches(rule.asked, asked)), None)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return not pattern or _compiled(pattern).search(text) is not None
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.I)
 
 
 def carries_instruction(request: Request, instruction: str) -> bool:

@@ -28,6 +28,7 @@ from environments.gateway.open_rollout import LiveCall, OpenRollout, build_answe
 from environments.gateway.record import CallRow, NodeRow, Record, SessionRow
 from environments.gateway.roles import Role
 from environments.gateway.tree import Tree, TreeNode, unpack
+from environments.harnesses.base import Habits
 from environments.models.model import Model
 from environments.rendering.protocol import Renderer
 
@@ -213,6 +214,7 @@ def build_rollout(session: SessionRow, model: Model, renderer: Renderer) -> Open
     from environments.harnesses import HARNESSES
 
     program = HARNESSES.get(session.program)
+    habits = program.habits if program else Habits()
     budgets = Budgets(**session.budgets)
     return OpenRollout(
         id=session.rollout_id,
@@ -224,11 +226,11 @@ def build_rollout(session: SessionRow, model: Model, renderer: Renderer) -> Open
         renderer=renderer,
         delivery=session.delivery,
         program=session.program,
-        compacts=bool(getattr(program, "compacts", False)),
+        habits=habits,
         instruction=session.instruction,
         task_directory=session.task_directory,
         ending=session.ending,
-        tree=Tree(volatile=tuple(re.compile(pattern) for pattern in getattr(program, "volatile", ()))),
+        tree=Tree(volatile=tuple(re.compile(pattern) for pattern in habits.volatile)),
         drift=Counter(session.drift),
     )
 

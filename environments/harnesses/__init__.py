@@ -5,12 +5,32 @@ from typing import Any
 from pydantic import ValidationError
 
 from environments.config import Section
+from environments.harnesses.aider import Aider
 from environments.harnesses.base import Assignment, BundleMount, Ending, HarnessMissing, HarnessProgram, Prepared
+from environments.harnesses.claude_code import ClaudeCode
+from environments.harnesses.codex import Codex
 from environments.harnesses.command import Command
+from environments.harnesses.gemini_cli import GeminiCli
 from environments.harnesses.mini_swe_agent import MiniSweAgent
+from environments.harnesses.mini_swe_agent_tools import MiniSweAgentTools
+from environments.harnesses.opencode import Opencode
+from environments.harnesses.pi import Pi
+from environments.harnesses.qwen_code import QwenCode
 from environments.models import Harness
 
-HARNESSES: dict[str, HarnessProgram] = {program.name: program for program in (MiniSweAgent(), Command())}
+PROGRAMS: tuple[HarnessProgram, ...] = (
+    MiniSweAgent(),
+    MiniSweAgentTools(),
+    Pi(),
+    Codex(),
+    ClaudeCode(),
+    Opencode(),
+    QwenCode(),
+    GeminiCli(),
+    Aider(),
+    Command(),
+)
+HARNESSES: dict[str, HarnessProgram] = {program.name: program for program in PROGRAMS}
 BUILTIN_NAME = "mini-swe-agent"
 
 __all__ = [

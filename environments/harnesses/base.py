@@ -9,10 +9,13 @@ Never: touches the database.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from environments.config import Section
 from environments.models import Outcome
+
+if TYPE_CHECKING:
+    from environments.harnesses.bundles import Recipe
 
 HARNESS_DIRECTORY = "/gyre/harness"
 """Where `Prepared.files` lie in the sandbox, read-only."""
@@ -59,14 +62,57 @@ class Ending:
     """For people: what the program said about its end; empty where there is nothing to say."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoleRule:
+    """What a request is for, where the generic rule (environments.gateway.roles) cannot tell. First match counts."""
+
+    role: Literal["main", "main-summary", "sub-agent", "sub-summary", "side"]
+    system: str = ""
+    """Regular expression that the system text has; empty: any."""
+    asked: str = ""
+    """Regular expression that the last user text has; empty: any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How a program behaves at the wire: seen by running its pinned version, held by the contract matrix."""
+
+    dialects: tuple[str, ...] = ("chat",)
+    delivery: Literal["whole", "stream"] = "whole"
+    """`stream` only where a cut neither ends the program nor repeats a tool; else an answer is sent in one piece."""
+    volatile: tuple[str, ...] = ()
+    """Regular expressions of spans that change from request to request and mean nothing."""
+    compacts: bool = False
+    """It shortens its history when told of a context overflow, so an overflow is not the end."""
+    roles: tuple[RoleRule, ...] = ()
+    agent_header: str = ""
+    """Its value names the sub-agent that asks: identical bodies of two agents are two samples."""
+    agent_mark: str = ""
+    """Header that only sub-agents send; empty: `agent_header` is it."""
+    retries: str = ""
+    """For people: how it repeats a request, and whether it says so."""
+    history: str = ""
+    """For people: what it does to our answers when it sends them back."""
+    not_replayable: str = ""
+    """Why a lost session cannot be answered from the record; empty: it can."""
+
+
 class HarnessProgram(Protocol):
     name: str
     settings_class: type[Section]
-    volatile: tuple[str, ...]
-    """Regular expressions of spans that change from request to request and mean nothing."""
+    habits: Habits
+    licence: str
+    """As its package states it; empty: the user's own program."""
+
+    @property
+    def recipe(self) -> "Recipe | None":
+        """What the registries install; None: it comes with Gyre's own requirements, or is the user's."""
 
     def version(self) -> str:
-        """Of the installed program; raises HarnessMissing with the remedy."""
+        """Of the pinned program; raises HarnessMissing with the remedy."""
+
+    def launch_line(self, settings: Section) -> str:
+        """For people: how it is started."""
 
     def prepare(self, assignment: Assignment, settings: Section) -> Prepared: ...
 

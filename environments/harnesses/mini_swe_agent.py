@@ -26,6 +26,7 @@ from environments.harnesses.base import (
     Assignment,
     BundleMount,
     Ending,
+    Habits,
     HarnessMissing,
     Prepared,
 )
@@ -64,14 +65,35 @@ class MiniSettings(Section):
     entry: Literal["bindings", "cli"] = Field("bindings", description="How the program is started.")
     model_name: str = Field("gyre", min_length=1, description="Name of the model that the program is told.")
 
+    @property
+    def class_name(self) -> str:
+        """The program's `model_class`."""
+        return "litellm_textbased" if self.model_class == "litellm" else "gyre_mini_model.ChatModel"
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """What its model class needs to read actions."""
+        return {"action_regex": r"```(?:bash|sh)\s*\n(.*?)\n```"}
+
 
 class MiniSweAgent:
     name = "mini-swe-agent"
     settings_class: type[Section] = MiniSettings
-    volatile: tuple[str, ...] = ()
+    licence = "MIT"
+    recipe = None
+    habits = Habits(
+        delivery="stream",
+        retries="none by default (the relay waits); litellm: marked, then in a loop of its own without an end",
+        history="kept as it was said; litellm: an answer without exactly one action is dropped",
+    )
 
     def version(self) -> str:
         return _installed_version()
+
+    def launch_line(self, settings: Section) -> str:
+        assert isinstance(settings, MiniSettings)
+        module = "gyre_mini_start config.yaml" if settings.entry == "bindings" else "minisweagent -c config.yaml -t"
+        return f"python -m {module} INSTRUCTION"
 
     def prepare(self, assignment: Assignment, settings: Section) -> Prepared:
         assert isinstance(settings, MiniSettings)
@@ -135,11 +157,11 @@ def build_config(settings: MiniSettings) -> dict[str, Any]:
         agent |= {"mode": "yolo", "confirm_exit": False}
     litellm = settings.model_class == "litellm"
     model: dict[str, Any] = {
-        "model_class": "litellm_textbased" if litellm else "gyre_mini_model.ChatModel",
+        "model_class": settings.class_name,
         "model_name": f"openai/{settings.model_name}" if litellm else settings.model_name,
-        "action_regex": r"```(?:bash|sh)\s*\n(.*?)\n```",
         "format_error_template": _literal(settings.format_error),
         "observation_template": _observation_template(settings.max_output_chars),
+        **settings.protocol,
     }
     if litellm:
         model |= {"cost_tracking": "ignore_errors", "model_kwargs": {"timeout": 24 * 3600}}

@@ -11,11 +11,17 @@ Never: sends anything that changes from request to request, retries (the relay d
 import http.client
 import json
 import os
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from minisweagent.exceptions import FormatError
 from minisweagent.models.utils.actions_text import format_observation_messages, parse_regex_actions
+from minisweagent.models.utils.actions_toolcall import (
+    BASH_TOOL,
+    format_toolcall_observation_messages,
+    parse_toolcall_actions,
+)
 
 READ_TIMEOUT_S = 24 * 3600.0
 
@@ -83,3 +89,47 @@ class ChatModel:
         if response.status != 200:
             raise Refused(f"{response.status}: {text[:2000].decode(errors='replace')}")
         return dict(json.loads(text))
+
+
+class ToolModel(ChatModel):
+    """The same with the program's one tool."""
+
+    KEPT = ("role", "content", "tool_calls", "tool_call_id")
+
+    def query(self, messages: list[dict[str, Any]], **_: Any) -> dict[str, Any]:
+        spoken = [{name: message[name] for name in self.KEPT if name in message} for message in messages]
+        choice = self._post({"model": self.config["model_name"], "messages": spoken, "tools": [BASH_TOOL]})["choices"][
+            0
+        ]
+        given = choice["message"]
+        calls = given.get("tool_calls") or []
+        answer = {"role": "assistant", "content": given.get("content") or "", "extra": {"cost": 0.0}}
+        if calls:
+            answer["tool_calls"] = calls
+        try:
+            actions = parse_toolcall_actions(
+                [SimpleNamespace(id=call["id"], function=SimpleNamespace(**call["function"])) for call in calls],
+                format_error_template=self.config["format_error_template"],
+                template_kwargs={"finish_reason": choice.get("finish_reason")},
+            )
+        except FormatError as error:
+            raise FormatError(answer, *self._refused(calls, error)) from error
+        answer["extra"] = {"actions": actions, "cost": 0.0}
+        return answer
+
+    def format_observation_messages(
+        self, message: dict[str, Any], outputs: list[dict[str, Any]], template_vars: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        return format_toolcall_observation_messages(
+            actions=message.get("extra", {}).get("actions", []),
+            outputs=outputs,
+            observation_template=self.config["observation_template"],
+            template_vars=template_vars,
+        )
+
+    def _refused(self, calls: list[dict[str, Any]], error: FormatError) -> list[dict[str, Any]]:
+        """Every call of a malformed turn gets the error as its result; a turn without calls a user message."""
+        said = error.messages[0]
+        if not calls:
+            return list(error.messages)
+        return [{**said, "role": "tool", "tool_call_id": call["id"]} for call in calls]
