@@ -7,8 +7,7 @@ Holds: the same rule and prompt give the same ids; `requests` keeps what was ask
 Never: imports vLLM or torch. A token is a byte (environments.rendering.scripted).
 
     python -m environments.scripted.engine --port 9000 --script script.json --tokens-per-s 50
-    script.json: [["regular expression on the prompt's text", "answer"], ...]; the last that matches answers. Several
-    answers (a list) take turns; a prompt that ends within an answer gets the rest of that one.
+    script.json: see script.py. faults: {"3": {"refuse": 500}} for the engine's fourth call, see Fault.
     audit file: {"request": name, "prompt": [ids]}, then {"request": name, "ids": [...]} for each piece.
 """
 
@@ -16,11 +15,9 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import sys
-from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -28,8 +25,8 @@ from urllib.parse import parse_qs
 import orjson
 
 from environments.rendering.scripted import ANSWER, BEGIN, END
+from environments.scripted.script import DEFAULT_ANSWER, load_rule
 
-DEFAULT_ANSWER = "I have read {num} tokens."
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -40,6 +37,8 @@ class Prompt:
     ids: Sequence[int]
     number: int
     """Of this request at this engine, from 0."""
+    call: str = ""
+    """Id of the gateway's call: the same when it asks again for the rest."""
 
     @property
     def text(self) -> str:
@@ -50,7 +49,7 @@ class Prompt:
         """What was asked, and what an earlier engine already answered."""
         start = max((place + 1 for place, i in enumerate(self.ids) if i == ANSWER), default=len(self.ids))
         begun = Prompt(ids=self.ids[start:], number=self.number)
-        return Prompt(ids=self.ids[:start], number=self.number), begun.text
+        return replace(self, ids=self.ids[:start]), begun.text
 
 
 Rule = Callable[[Prompt], str | list[int]]
@@ -65,6 +64,29 @@ class Served:
     params: dict[str, Any]
     produced: list[int] = field(default_factory=list)
     was_cut: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What goes wrong with one call; several can come together."""
+
+    refuse: int = 0
+    """Answer with this HTTP status."""
+    hang_s: float = 0.0
+    """Silent before the first token."""
+    pause_after: int | None = None
+    """Silent for pause_s after so many tokens."""
+    pause_s: float = 0.0
+    cut_after: int | None = None
+    """Break the connection after so many tokens."""
+    garbage: bool = False
+    """Bytes that are no event, then the end."""
+    version_after: int | None = None
+    """From this token on, and for all later calls, the weights are `version`."""
+    version: str = ""
+
+
+NO_FAULT = Fault()
 
 
 class Cut(Exception):
@@ -86,6 +108,8 @@ class ScriptedEngine:
     """Break the connection after so many tokens of every request."""
     refuse_status: int = 0
     """Answer every generate request with this HTTP status."""
+    faults: Mapping[int, Fault] = field(default_factory=dict)
+    """By number of the call at this engine, from 0."""
     requests: list[Served] = field(default_factory=list)
     keep_requests: bool = True
     audit: Path | None = None
@@ -146,10 +170,15 @@ class ScriptedEngine:
             await send_value(send, self.refuse_status, {"error": {"message": "scripted refusal"}})
             return
         request = orjson.loads(body)
+        fault = self.faults.get(self.num_started, NO_FAULT)
+        number, self.num_started = self.num_started, self.num_started + 1
+        if fault.refuse:
+            await send_value(send, fault.refuse, {"error": {"message": "scripted refusal of this call"}})
+            return
         params = request.get("sampling_params", {})
-        answer = self.rule(Prompt(ids=request["token_ids"], number=self.num_started))
+        call = str(request.get("request_id", "")).partition("-")[0]
+        answer = self.rule(Prompt(ids=request["token_ids"], number=number, call=call))
         ids = [*answer.encode("utf-8", "surrogatepass"), END] if isinstance(answer, str) else list(answer)
-        self.num_started += 1
         served = Served(prompt=request["token_ids"], params=params)
         name = f"{os.getpid()}-{self.num_started}-{request.get('request_id', '')}"
         self._note({"request": name, "prompt": served.prompt})
@@ -161,7 +190,11 @@ class ScriptedEngine:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         watcher = asyncio.create_task(wait_for_hang_up(receive))
         try:
-            await self._stream(name, request.get("request_id", ""), served, ids, finish, send, watcher)
+            await asyncio.sleep(fault.hang_s)
+            if fault.garbage:
+                await send({"type": "http.response.body", "body": b"data: {no json\n\n", "more_body": False})
+                return
+            await self._stream(name, request.get("request_id", ""), served, ids, finish, send, watcher, fault)
         finally:
             watcher.cancel()
 
@@ -180,7 +213,9 @@ class ScriptedEngine:
         finish: str,
         send: Send,
         watcher: "asyncio.Task[None]",
+        fault: Fault,
     ) -> None:
+        cut_after = self.fail_after if fault.cut_after is None else fault.cut_after
         spans: list[dict[str, Any]] = []
         step = max(1, self.tokens_per_chunk)
         due = asyncio.get_running_loop().time()
@@ -191,7 +226,11 @@ class ScriptedEngine:
             if watcher.done():
                 served.was_cut = True
                 return
-            if self.fail_after is not None and start + len(piece) > self.fail_after:
+            if fault.pause_after is not None and start <= fault.pause_after < start + len(piece):
+                await asyncio.sleep(fault.pause_s)
+            if fault.version_after is not None and start >= fault.version_after:
+                self.version = fault.version
+            if cut_after is not None and start + len(piece) > cut_after:
                 raise Cut(f"scripted failure after {start} tokens")
             grow_spans(spans, self.version, start, start + len(piece))
             served.produced += piece
@@ -277,38 +316,6 @@ async def lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-@dataclass(eq=False, kw_only=True)
-class Script:
-    """The rule of a script file."""
-
-    entries: Sequence[tuple[re.Pattern[str], Sequence[str]]]
-    given: Counter[int] = field(default_factory=Counter)
-    """How often each entry has answered."""
-
-    def __call__(self, prompt: Prompt) -> str:
-        asked, begun = prompt.split()
-        text = asked.text
-        found = [index for index, (pattern, _) in enumerate(self.entries) if pattern.search(text)]
-        if not found:
-            return DEFAULT_ANSWER.format(num=len(prompt.ids))
-        answers = self.entries[found[-1]][1]
-        if begun:
-            return next((answer[len(begun) :] for answer in answers if answer.startswith(begun)), "")
-        self.given[found[-1]] += 1
-        return answers[(self.given[found[-1]] - 1) % len(answers)]
-
-
-def load_rule(path: Path) -> Rule:
-    """From a script file. Raises re.error, json.JSONDecodeError."""
-    entries = json.loads(path.read_text())
-    return Script(
-        entries=[
-            (re.compile(pattern, re.DOTALL), [answer] if isinstance(answer, str) else answer)
-            for pattern, answer in entries
-        ]
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     import uvicorn
 
@@ -320,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--script", type=Path, default=given_paths["SCRIPT"])
     parser.add_argument("--audit", type=Path, default=given_paths["AUDIT"])
     parser.add_argument("--answer")
+    parser.add_argument("--faults", type=json.loads, default={}, help="JSON: number of the call -> Fault")
     parser.add_argument("--tokens-per-s", type=float, default=os.environ.get("GYRE_SCRIPTED_TOKENS_PER_S", "0"))
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--version", default="0")
@@ -334,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fail_after=given.fail_after,
         keep_requests=False,
         audit=given.audit,
+        faults={int(number): Fault(**fault) for number, fault in given.faults.items()},
     )
     if given.script:
         engine.rule = load_rule(given.script)
