@@ -59,10 +59,12 @@ def cpu_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def stage() -> Iterator[Stage]:
+def stage(*, durable: bool = True) -> Iterator[Stage]:
+    """durable False: nothing that is measured depends on the disk."""
     directory = Path(tempfile.mkdtemp(prefix="gyre-bench-", dir="/var/tmp"))
     directory.chmod(0o755)
-    postgres, valkey = EmbeddedPostgres(directory=directory), EmbeddedValkey(directory=directory)
+    postgres = EmbeddedPostgres(directory=directory, durable=durable)
+    valkey = EmbeddedValkey(directory=directory, durable=durable)
     made: Stage | None = None
     before = dict(settings.DATABASES["default"]), settings.REDIS_URL
     try:
