@@ -4,17 +4,21 @@ Holds: a bounded number of queries a page; files are read only below their task'
 Never: writes.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from django.db.models import Count, Max, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from environments.models import Call, Harness, Model, Rollout, Task, TaskSet
+from environments.harnesses import HARNESSES, InvalidHarness, check_settings
+from environments.harnesses.bundles import find
+from environments.models import Call, Harness, Model, Node, Rollout, Task, TaskSet
 
 MAX_FILE_BYTES = 64 * 1024
 MAX_FILES = 60
+RECENT_ROLLOUTS = 100
 SCORED = Q(rollouts__reward__isnull=False) & ~Q(rollouts__purpose=Rollout.Purpose.DEMONSTRATION)
 
 
@@ -122,7 +126,7 @@ def list_models() -> "QuerySet[Model]":
 
 
 def list_harnesses() -> list[dict[str, Any]]:
-    """Each harness with its rollouts' outcomes and the patterns of its calls."""
+    """Each harness with its rollouts' outcomes, the patterns of its calls, and what its program is known to do."""
     harnesses = Harness.objects.annotate(
         num_rollouts=Count("rollouts"), num_crashed=Count("rollouts", filter=Q(rollouts__outcome="harness_crash"))
     )
@@ -134,4 +138,83 @@ def list_harnesses() -> list[dict[str, Any]]:
     by_harness: dict[Any, list[dict[str, Any]]] = {}
     for row in patterns:
         by_harness.setdefault(row["rollout__harness_id"], []).append(dict(row))
-    return [{"harness": harness, "patterns": by_harness.get(harness.pk, [])} for harness in harnesses]
+    seen = see_recent_rollouts()
+    return [
+        {
+            "harness": harness,
+            "patterns": by_harness.get(harness.pk, []),
+            "facts": describe_program(harness),
+            "seen": seen.get(harness.pk, RecentlySeen()),
+        }
+        for harness in harnesses
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentlySeen:
+    """Of a harness's rollouts among the last RECENT_ROLLOUTS of all."""
+
+    num_rollouts: int = 0
+    roles: list[tuple[str, int]] = field(default_factory=list)
+    """Roots by what they are for."""
+    differences: list[tuple[str, int]] = field(default_factory=list)
+    """Forgiven while matching histories, by class."""
+
+
+def see_recent_rollouts() -> dict[Any, RecentlySeen]:
+    """By harness: roles of roots and differences, over the last rollouts."""
+    recent = list(Rollout.objects.order_by("-created_at").values_list("pk", "harness_id", "drift")[:RECENT_ROLLOUTS])
+    numbers: Counter[Any] = Counter(harness for _, harness, _ in recent)
+    differences: dict[Any, Counter[str]] = {}
+    for _, harness, drift in recent:
+        differences.setdefault(harness, Counter()).update(drift)
+    roots = (
+        Node.objects.filter(rollout_id__in=[pk for pk, _, _ in recent], parent=None)
+        .values_list("rollout__harness_id", "branch_role")
+        .annotate(number=Count("pk"))
+        .order_by("-number")
+    )
+    roles: dict[Any, list[tuple[str, int]]] = {}
+    for harness, role, number in roots:
+        roles.setdefault(harness, []).append((str(role), number))
+    return {
+        harness: RecentlySeen(
+            num_rollouts=number, roles=roles.get(harness, []), differences=differences[harness].most_common()
+        )
+        for harness, number in numbers.items()
+    }
+
+
+def describe_program(harness: Harness) -> dict[str, Any]:
+    """What is known of the program behind it; `problem` where its settings do not fit this version."""
+    program = HARNESSES.get(harness.program)
+    if program is None:
+        return {"problem": f"This version knows no program {harness.program}."}
+    try:
+        line, problem = program.launch_line(check_settings(harness.program, harness.settings)), ""
+    except InvalidHarness as error:
+        line, problem = "", str(error)
+    return {
+        "launch_line": line,
+        "problem": problem,
+        "dialects": program.habits.dialects,
+        "licence": program.licence,
+        "retries": program.habits.retries,
+        "history": program.habits.history,
+        "compacts": program.habits.compacts,
+        "not_replayable": program.habits.not_replayable,
+        "is_installed": program.recipe is None or find(program.recipe) is not None,
+    }
+
+
+def programs_to_add() -> list[dict[str, Any]]:
+    """Programs of which a harness can be made."""
+    return [
+        {
+            "name": program.name,
+            "version": "" if program.recipe is None else program.recipe.version,
+            "licence": program.licence,
+            "dialects": program.habits.dialects,
+        }
+        for program in HARNESSES.values()
+    ]

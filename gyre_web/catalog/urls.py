@@ -10,4 +10,5 @@ urlpatterns = [
     path("tasks/<uuid:task_id>", views.task, name="task"),
     path("models", views.models, name="models"),
     path("harnesses", views.harnesses, name="harnesses"),
+    path("harnesses/new", views.new_harness, name="new_harness"),
 ]

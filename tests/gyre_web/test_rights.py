@@ -22,6 +22,7 @@ READ = [
     ("/account", "viewer"),
     ("/api/docs", "viewer"),
     ("/runs/new", "operator"),
+    ("/harnesses/new", "operator"),
     ("/audit", "operator"),
     ("/people", "admin"),
 ]

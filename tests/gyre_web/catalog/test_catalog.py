@@ -93,3 +93,79 @@ def test_the_cluster_page_stands_when_valkey_does_not_answer(sign_in, settings):
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
 
     assert b"Valkey does not answer" in sign_in("viewer").get("/cluster").content
+
+
+def test_the_harness_page_says_what_is_known_of_a_program_and_what_was_seen(sign_in):
+    from environments.models import Harness
+
+    attempt = make_run(steps=1, groups_per_step=1)
+    rollout = attempt.groups.first().members.first().rollout
+    rollout.drift = {"arguments": 7}
+    rollout.save()
+    Harness.objects.create(name="claude", program="claude-code", version="2.1.197", settings={"bare": True})
+    Harness.objects.create(name="old", program="codex", version="0.1", settings={"gone": 1})
+
+    page = sign_in("viewer").get("/harnesses").content.decode()
+
+    assert "claude -p --output-format stream-json" in page
+    assert "--bare" in page
+    assert "proprietary" in page
+    assert '<td>arguments</td><td class="num">7</td>' in page
+    assert "<td>main</td>" in page
+    assert "gone: Extra inputs are not permitted" in page
+    assert "copy and change" not in page
+
+
+def test_a_command_is_added_from_the_browser_and_can_be_chosen_for_runs(sign_in):
+    from environments.models import Harness
+    from gyre_web.audit.models import AuditEntry
+
+    client = sign_in("operator")
+    assert client.get("/harnesses/new?program=command").status_code == 200
+    posted = {
+        "program": "command",
+        "name": "mine",
+        "delivery": "stream",
+        "settings.command": 'agent --url @BASE_URL@/v1 "$GYRE_INSTRUCTION"',
+        "settings.environment": '{"A": "b"}',
+        "settings.files": "{}",
+        "settings.model_name": "gyre",
+    }
+
+    assert client.post("/harnesses/new", posted).status_code == 302
+
+    harness = Harness.objects.get(name="mine")
+    assert harness.settings == {"command": posted["settings.command"], "environment": {"A": "b"}}
+    assert (harness.program, harness.delivery) == ("command", "stream")
+    assert AuditEntry.objects.filter(action="harness.add", object_id=str(harness.pk)).exists()
+
+
+def test_every_wrong_field_of_a_harness_is_named_and_nothing_is_added(sign_in):
+    from environments.models import Harness
+
+    posted = {
+        "program": "pi",
+        "name": "two words",
+        "delivery": "pigeon",
+        "settings.dialect": "smoke",
+        "settings.context_tokens": "few",
+        "settings.tools": "[1",
+    }
+    answer = sign_in("operator").post("/harnesses/new", posted)
+
+    assert answer.status_code == 422
+    assert set(answer.context["problems"]) == {"name", "delivery", "dialect", "context_tokens", "tools"}
+    assert b'value="two words"' in answer.content
+    assert not Harness.objects.filter(program="pi").exists()
+
+
+def test_a_harness_is_copied_with_its_settings_under_another_name(sign_in):
+    from environments.models import Harness
+
+    source = Harness.objects.create(name="mine", program="command", settings={"command": "run --me <now>"})
+
+    page = sign_in("operator").get(f"/harnesses/new?from={source.pk}").content.decode()
+
+    assert 'value="mine-2"' in page
+    assert "run --me &lt;now&gt;" in page
+    assert sign_in("operator").get("/harnesses/new?from=nonsense").status_code == 404
