@@ -23,6 +23,7 @@ from environments.gateway.open_rollout import LiveCall, OpenRollout
 from environments.gateway.record import EngineRow
 from environments.gateway.routing import Hold, Routing
 from environments.rendering.protocol import Decoder
+from environments.rendering.tool_text import CALL
 
 MAX_FAILURES = 40
 """Engine failures in a row without one new token, after which the call itself is suspected."""
@@ -225,6 +226,11 @@ async def expert_answer(rollout: OpenRollout, call: LiveCall, program: str) -> A
     except (RuntimeError, ValueError, LookupError, OSError) as error:
         raise EngineRefused(f"The scripted expert has no answer: {error}") from error
     ids = [*rollout.renderer.encode_text(text), rollout.renderer.stop_token_ids[0]]
+    if CALL.search(text) and not rollout.renderer.parse(ids).get("tool_calls"):
+        raise EngineRefused(
+            f"The expert writes tool calls as <tool_call> blocks, which {rollout.renderer.name} does not read. Play the "
+            "demonstrations through a harness without tools, mini-swe-agent for one."
+        )
     room = call.max_tokens - len(call.sampled)
     finish = "stop" if len(ids) <= room else "length"
     yield EngineTokens(ids=ids[:room], logprobs=None, finish_reason=finish)

@@ -99,7 +99,9 @@ def run_one(stage: Stage, harness: Harness, *, max_tokens: int = 32_000, **budge
         "max_calls": 200,
         "max_sampled_tokens": 200_000,
         "max_context_tokens": CONTEXT_TOKENS,
-        "wall_time_s": 300.0,
+        "wall_time_s": 1200.0,
+        "overall_time_s": 1800.0,
+        "idle_s": 600.0,
     }
     rollout = create_rollout(
         task=small_task(),
@@ -137,7 +139,7 @@ def small_task() -> Task:
         (directory / "tests").mkdir(parents=True, exist_ok=True)
         (directory / "environment" / "work").mkdir(parents=True, exist_ok=True)
         (directory / "environment" / "work" / "notes.txt").write_text("Nothing yet.\n")
-        (directory / "task.toml").write_text('version = "1.0"\n')
+        (directory / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 1200\n')
         (directory / "instruction.md").write_text(INSTRUCTION + "\n")
         (directory / "tests" / "test.sh").write_text(TEST)
         known = import_taskset(name=TASKSET, directory=source)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -65,11 +65,12 @@ class Processes:
         wait_for(self._gateway_answers)
         return process
 
-    def start_engine(self, rules: list[tuple[str, str]], tokens_per_s: float = 0.0) -> str:
-        """Its base URL."""
+    def start_engine(self, rules: Sequence[Any], tokens_per_s: float = 0.0, audit: Path | None = None) -> str:
+        """Its base URL. rules: see environments.scripted.script."""
         script, port = self.root / "script.json", free_port()
         script.write_text(json.dumps(rules))
         words = ["--port", str(port), "--script", str(script), "--tokens-per-s", str(tokens_per_s)]
+        words += ["--audit", str(audit)] if audit else []
         self.start("-m", "environments.scripted.engine", *words)
         return f"http://127.0.0.1:{port}"
 
