@@ -14,8 +14,8 @@ import logging
 import os
 import secrets
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -41,7 +41,6 @@ from environments.gateway.record import LeaseLost, Record  # noqa: E402
 from environments.gateway.routing import Routing  # noqa: E402
 from environments.gateway.sessions import Elsewhere, Held, Sessions  # noqa: E402
 from environments.gateway.wire_journal import WireJournal  # noqa: E402
-from environments.harnesses.base import Habits  # noqa: E402
 from environments.text import load_json  # noqa: E402
 
 MAX_BODY_BYTES = 128 << 20
@@ -172,7 +171,7 @@ class Gateway:
         receive: Receive,
         send: Send,
     ) -> None:
-        request = name_agent(await read_request(dialect, incoming, receive), incoming.headers, held.rollout.habits)
+        request = await read_request(dialect, incoming, receive)
         refuse_media(request, held)
         for _ in range(20):
             try:
@@ -264,13 +263,6 @@ class Gateway:
                 await self.stop()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
-
-
-def name_agent(request: Request, headers: Mapping[str, str], habits: Habits) -> Request:
-    """Which sub-agent asks, where its harness says so in a header of its own."""
-    if not habits.agent_header or (habits.agent_mark and habits.agent_mark not in headers):
-        return request
-    return replace(request, agent=headers.get(habits.agent_header, "") or request.agent)
 
 
 def read_incoming(scope: Scope) -> Incoming:

@@ -85,10 +85,6 @@ class Habits:
     compacts: bool = False
     """It shortens its history when told of a context overflow, so an overflow is not the end."""
     roles: tuple[RoleRule, ...] = ()
-    agent_header: str = ""
-    """Its value names the sub-agent that asks: identical bodies of two agents are two samples."""
-    agent_mark: str = ""
-    """Header that only sub-agents send; empty: `agent_header` is it."""
     retries: str = ""
     """For people: how it repeats a request, and whether it says so."""
     history: str = ""

@@ -45,7 +45,6 @@ class ClaudeCode(InstalledProgram):
         volatile=(r"x-anthropic-billing-header: [^\n]*", r"<total_tokens>[^<]*</total_tokens>"),
         compacts=True,
         roles=(RoleRule(role="main-summary", asked=r"CRITICAL: Respond with TEXT ONLY"),),
-        agent_header="x-claude-code-agent-id",
         retries="identical bodies, x-stainless-retry-count always 0: up to 10, 0.6 s doubling to 39 s",
         history="call ids kept; arguments reordered, coerced and rewritten; trailing blanks of written files removed; "
         "empty answers dropped with the user's text changed",

@@ -37,8 +37,6 @@ class Codex(InstalledProgram):
     habits = Habits(
         dialects=("responses",),
         roles=(RoleRule(role="main-summary", asked=r"CONTEXT CHECKPOINT COMPACTION"),),
-        agent_header="thread-id",
-        agent_mark="x-openai-subagent",
         retries="never marked, a new connection each, metadata in another order: 5 tries, repeated 5 times",
         history="kept byte for byte; after a compaction only the summary and the user's own items",
     )

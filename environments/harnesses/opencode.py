@@ -28,8 +28,6 @@ class Opencode(InstalledProgram):
             RoleRule(role="side", system=r"You are a title generator"),
             RoleRule(role="main-summary", system=r"context summarization agent"),
         ),
-        agent_header="x-session-id",
-        agent_mark="x-parent-session-id",
         retries="identical bodies, never marked: 2, 5, 9, 16, 33 s",
         history="arguments re-serialised; unknown tools and invalid arguments renamed to `invalid`",
     )

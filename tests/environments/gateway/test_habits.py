@@ -1,14 +1,12 @@
-"""What a harness's habits tell the gateway: what a request is for, and which sub-agent asks."""
+"""What a harness's habits tell the gateway: what a request is for."""
 
 from typing import Any
 
 import pytest
 
-from environments.gateway.app import name_agent
 from environments.gateway.messages import Request
 from environments.gateway.roles import find_role
 from environments.harnesses import HARNESSES
-from environments.harnesses.base import Habits
 
 TOOLS = [{"type": "function", "function": {"name": "bash"}}]
 
@@ -55,11 +53,3 @@ def test_a_continued_branch_that_asks_for_a_summary_is_a_summary():
 def test_a_root_of_a_named_agent_is_a_sub_agent_although_it_carries_the_instruction():
     assert role_of(request("You help.", "Do the work.", agent="a1"), "claude-code") == "sub-agent"
     assert role_of(request("You are it.", "Do the work."), "claude-code", main_exists=False) == "main"
-
-
-def test_only_a_header_of_the_program_names_an_agent_and_only_beside_its_mark():
-    marked = Habits(agent_header="thread-id", agent_mark="x-openai-subagent")
-    asked = request("s", "u")
-    assert name_agent(asked, {"thread-id": "t1"}, marked).agent == ""
-    assert name_agent(asked, {"thread-id": "t1", "x-openai-subagent": "collab_spawn"}, marked).agent == "t1"
-    assert name_agent(asked, {"thread-id": "t1"}, Habits()).agent == ""
