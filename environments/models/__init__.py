@@ -4,6 +4,7 @@ from environments.models.call import Call
 from environments.models.engine import Engine
 from environments.models.fork import Fork
 from environments.models.harness import Harness
+from environments.models.message_text import MessageText
 from environments.models.model import Model
 from environments.models.node import Node
 from environments.models.outcome import Outcome
@@ -18,6 +19,7 @@ __all__ = [
     "Engine",
     "Fork",
     "Harness",
+    "MessageText",
     "Model",
     "Node",
     "Outcome",

@@ -58,6 +58,7 @@ class Rollout(models.Model):
     harness_ended_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
     last_activity_at = models.DateTimeField(null=True)
+    messages_indexed_at = models.DateTimeField(null=True, help_text="When its messages' words were indexed for search.")
 
     num_calls = models.PositiveIntegerField(default=0)
     num_branches = models.PositiveIntegerField(default=0)
@@ -73,6 +74,9 @@ class Rollout(models.Model):
         indexes = [
             models.Index(fields=("pool", "state")),
             models.Index(fields=("state", "lease_expires_at")),
+            models.Index(
+                fields=("ended_at",), condition=models.Q(messages_indexed_at=None), name="rollout_messages_unindexed"
+            ),
         ]
 
     def __str__(self) -> str:
