@@ -11,6 +11,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -55,14 +56,16 @@ def ensure_builtin_model() -> Model:
     return add_model(BUILTIN, str(directory))
 
 
-def add_model(name: str, path: str) -> Model:
-    """path: a Hugging Face directory or a hub name (fetched by huggingface_hub). Raises ModelError."""
+def add_model(name: str, path: str, renderer: str = "") -> Model:
+    """path: a Hugging Face directory or a hub name (fetched by huggingface_hub). renderer: `chatml`, `whole` or
+    `renderers:<family>`; empty: chosen. Whatever it is, it is put to the proof. Raises ModelError."""
+    check_name(name)
     directory = access_directory(path)
     config = read_config(directory)
     try:
-        renderer, proven = choose_renderer(path, directory)
+        renderer, proven = choose_renderer(path, directory, renderer)
     except RendererError as error:
-        raise ModelError("path", str(error)) from error
+        raise ModelError("renderer" if renderer else "path", str(error)) from error
     facts = {
         **proven,
         "directory": str(directory),
@@ -70,6 +73,7 @@ def add_model(name: str, path: str) -> Model:
         "model_type": config.get("model_type", ""),
         "tree_packing": not is_recurrent(config),
     }
+    facts["report"] = prove(renderer, directory, facts)
     model, _ = Model.objects.update_or_create(
         name=name,
         defaults={
@@ -124,17 +128,51 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def choose_renderer(path: str, directory: Path) -> tuple[str, dict[str, Any]]:
-    """(Model.renderer, what was proven): a hand-checked one for exactly this hub name, else ours, else in full."""
+def check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
+        raise ModelError("name", "Use letters, digits, hyphens and underscores, at most 100.")
+
+
+def prove(renderer: str, directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """The report of environments.rendering.report; what cannot be tried at all is said in it."""
+    from environments.rendering import load_renderer
+    from environments.rendering.report import build_report
+
+    try:
+        made = load_renderer(Model(name="proof", path=str(directory), renderer=renderer, settings=facts))
+        return build_report(made, directory)
+    except RendererError as error:
+        raise ModelError("renderer", str(error)) from error
+
+
+def renderer_names() -> list[str]:
+    """What may be asked for by name."""
+    from environments.rendering.library import PREFIX, families
+
+    return ["chatml", "whole", *(f"{PREFIX}{family}" for family in families())]
+
+
+def choose_renderer(path: str, directory: Path, wanted: str = "") -> tuple[str, dict[str, Any]]:
+    """(Model.renderer, what was proven): the wanted one, else a hand-checked one for exactly this hub name, else ours,
+    else in full."""
     from environments.rendering.library import PREFIX, known_family
 
-    family = known_family(path)
+    if wanted and wanted not in renderer_names():
+        raise RendererError(f"There is no renderer {wanted!r}. Use one of: {', '.join(renderer_names())}.")
+    family = wanted.removeprefix(PREFIX) if wanted.startswith(PREFIX) else known_family(path) if not wanted else None
     if family:
         return f"{PREFIX}{family}", {}
+    if wanted == "whole":
+        load_template(directory)
+        return "whole", {"unproven": "It was asked for: every request is rendered in full."}
     tokenizer = ModelTokenizer(directory)
     try:
         frames = find_frames(load_template(directory), tokenizer, files_digest(directory))
     except Unproven as error:
+        if wanted == "chatml":
+            raise RendererError(
+                f"This chat template is not append-only, so `chatml` cannot be used: {error} Use `whole`."
+            ) from error
         log.warning("The chat template of a model is not append-only; its turns become branches: %s", error)
         return "whole", {"unproven": str(error)}
     return "chatml", {"frames": frames.to_json()}

@@ -153,3 +153,10 @@ def known_family(model_name: str) -> str | None:
     from renderers.base import MODEL_RENDERER_MAP
 
     return MODEL_RENDERER_MAP.get(model_name)
+
+
+def families() -> list[str]:
+    """Families of the package that extend conversations."""
+    from renderers.base import MODEL_RENDERER_MAP
+
+    return sorted(set(MODEL_RENDERER_MAP.values()) - {"default", "auto"})
