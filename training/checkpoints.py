@@ -5,9 +5,12 @@ To:    <DATA_DIR>/attempts/<attempt>/{checkpoints,versions}/; a restarted traine
 Holds: a directory under its final name is complete and on disk: written as `.part`, synced, renamed, parent synced.
 """
 
+import errno
+import io
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,9 +20,22 @@ from uuid import UUID
 
 import torch
 from django.conf import settings
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from training.trainer import Trainer
+from training.trainer import Trainer, TrainerError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_WORDS = re.compile(f"os error ({'|'.join(map(str, FULL))})")
+FILES = ("masters.safetensors", "moments.safetensors", "rng.pt", "state.json")
+
+
+class StorageFull(Exception):
+    """Boundary: storage. Nothing was left half written; the same write can be tried again once there is room."""
+
+
+class CheckpointError(TrainerError):
+    """Boundary: storage. A checkpoint cannot be loaded: which file, what is wrong, what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +63,11 @@ class AttemptFiles:
         return self.root / "versions" / f"{number:06d}"
 
     @property
+    def references(self) -> Path:
+        """Reference logprobs of a preference run's rollouts."""
+        return self.root / "references.json"
+
+    @property
     def lock(self) -> Path:
         return self.root / "trainer.lock"
 
@@ -55,21 +76,35 @@ def write_directory(path: Path, write: Callable[[Path], None]) -> int:
     """Let `write` fill a directory that appears under its name only when all of it is on disk. returns its bytes.
 
     A directory of that name that is there already belongs to a try that died before its rows were written: replaced.
+    Raises StorageFull where there is no room; then nothing of the try is left.
     """
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    write(part)
-    size = 0
-    for file in sorted(part.rglob("*")):
-        if file.is_file():
-            size += file.stat().st_size
-            sync(file)
-    sync(part)
+    try:
+        part.mkdir(parents=True)
+        write(part)
+        size = 0
+        for file in sorted(part.rglob("*")):
+            if file.is_file():
+                size += file.stat().st_size
+                sync(file)
+        sync(part)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if is_full(error):
+            raise StorageFull(f"there is no room for {path}: {error}") from error
+        raise
     shutil.rmtree(path, ignore_errors=True)
     part.rename(path)
     sync(path.parent)
     return size
+
+
+def is_full(error: Exception) -> bool:
+    """No space, no quota, or a file size limit. safetensors says it in words."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return bool(FULL_WORDS.search(str(error)))
 
 
 def sync(path: Path) -> None:
@@ -95,18 +130,20 @@ def save_checkpoint(trainer: Trainer, path: Path, *, counters: dict[str, Any]) -
             moments[f"{names[place]}|exp_avg_sq"] = entry["exp_avg_sq"]
             steps[names[place]] = float(entry["step"])
         save_file(moments, directory / "moments.safetensors")
-        torch.save(torch.get_rng_state(), directory / "rng.pt")
-        text = {"counters": counters, "steps": steps, "python_rng": random.getstate()}
+        rng = io.BytesIO()
+        torch.save(torch.get_rng_state(), rng)  # through memory: torch says nothing useful about a full disk
+        (directory / "rng.pt").write_bytes(rng.getvalue())
+        text = {"counters": counters, "steps": steps, "python_rng": random.getstate(), "shape": shape_of(trainer)}
         (directory / "state.json").write_text(json.dumps(text))
 
     return write_directory(path, write)
 
 
 def load_checkpoint(trainer: Trainer, path: Path) -> dict[str, Any]:
-    """Put the trainer where it was. returns the counters."""
-    trainer.masters.load(load_file(path / "masters.safetensors"))
-    text = json.loads((path / "state.json").read_text())
-    moments = load_file(path / "moments.safetensors")
+    """Put the trainer where it was. returns the counters. Raises CheckpointError; the trainer is then as before."""
+    masters, moments, text = read_checkpoint(path)
+    check_shape(path, text.get("shape"), shape_of(trainer))
+    trainer.masters.load(masters)
     trainer.reset_optimizer()
     for name, master in trainer.masters.masters.items():
         if name in text["steps"]:
@@ -119,6 +156,50 @@ def load_checkpoint(trainer: Trainer, path: Path) -> dict[str, Any]:
     version, state, gauss = text["python_rng"]
     random.setstate((version, tuple(state), gauss))
     return dict(text["counters"])
+
+
+def shape_of(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint must share with the trainer that loads it."""
+    return {
+        "adapter": trainer.settings.adapter,
+        "lora_rank": trainer.settings.lora_rank if trainer.settings.adapter == "lora" else None,
+        "weights": {name: list(master.shape) for name, master in trainer.masters.masters.items()},
+    }
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(masters, moments, state), all of it or CheckpointError."""
+    missing = [name for name in FILES if not (path / name).is_file()]
+    remedy = "Put it back from a copy, or start a new run whose model.start_from is a published version."
+    if missing:
+        raise CheckpointError(f"the checkpoint {path} lacks {' and '.join(missing)}. {remedy}")
+    try:
+        masters, moments = load_file(path / "masters.safetensors"), load_file(path / "moments.safetensors")
+        return masters, moments, json.loads((path / "state.json").read_text())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint {path} is damaged ({error}). {remedy}") from error
+
+
+def check_shape(path: Path, saved: dict[str, Any] | None, wanted: dict[str, Any]) -> None:
+    """Refuse a checkpoint of another model, adapter or rank, and say what differs."""
+    if saved is None or saved == wanted:
+        return
+    faults = [
+        f"{name} is {saved.get(name)!r} there and {wanted[name]!r} here"
+        for name in ("adapter", "lora_rank")
+        if saved.get(name) != wanted[name]
+    ]
+    there, here = saved.get("weights", {}), wanted["weights"]
+    odd = [name for name in {*there, *here} if there.get(name) != here.get(name)]
+    if odd:
+        first = sorted(odd)[0]
+        faults.append(
+            f"{len(odd)} weights differ, first {first}: {there.get(first, 'absent')} there, {here.get(first, 'absent')} here"
+        )
+    raise CheckpointError(
+        f"the checkpoint {path} was written with another config: {'; '.join(faults)}. Restore model and adapter, or "
+        "start a new run whose model.start_from is a published version."
+    )
 
 
 def remove_directories(paths: Iterable[Path]) -> None:

@@ -70,6 +70,23 @@ class Objective(Section):
     max_samples_per_rollout: int = Field(5, ge=1, description="J_max: branches of a rollout that are trained.")
 
 
+class Supervised(Section):
+    dataset: str = Field("", description="A data set of rollouts (Exports page): its sampled tokens are imitated.")
+    epochs: float = Field(1.0, gt=0, description="Passes over the data set.")
+    learning_rate: float = Field(2e-4, gt=0, lt=1, description="Peak, after a short warm-up, decaying to a tenth.")
+    batch_size: int = Field(4, ge=1, description="Rollouts an optimizer step takes.")
+
+
+class Preference(Section):
+    dataset: str = Field("", description="A data set of pairs that people judged (Exports page).")
+    loss: Literal["sigmoid", "ipo"] = Field("sigmoid", description="DPO's logistic loss, or IPO's squared one.")
+    beta: float = Field(0.1, gt=0, description="How strongly the policy is held to the model it starts from.")
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of judgements taken to be wrong (sigmoid).")
+    epochs: float = Field(1.0, gt=0, description="Passes over the pairs.")
+    learning_rate: float = Field(5e-6, gt=0, lt=1, description="Peak, after a short warm-up, decaying to a tenth.")
+    batch_size: int = Field(8, ge=1, description="Pairs an optimizer step takes.")
+
+
 class Optimization(Section):
     steps: int = Field(9, ge=1, description="Optimizer steps of the online phase.")
     learning_rate: float = Field(5e-5, gt=0, lt=1, description="Constant.")
@@ -121,6 +138,10 @@ class Evaluation(Section):
     tasks: int = Field(120, ge=0, description="Held-out tasks, fixed for the run. 0: no evaluation.")
     every_steps: int = Field(0, ge=0, description="Also every so many steps; 0: only first and last version.")
     temperature: float = Field(1.0, ge=0, le=4.0, description="Sampling temperature of evaluation.")
+    samples_per_task: int = Field(1, ge=1, le=1024, description="Rollouts of each task; pass@k is known up to this k.")
+    split: Literal["heldout", "train"] = Field(
+        "heldout", description="Which tasks; only a run that trains nothing may use train."
+    )
 
 
 class ReviewGate(Section):
@@ -130,7 +151,23 @@ class ReviewGate(Section):
     at_deadline: Literal["train", "exclude", "wait"] = Field("train", description="What then happens.")
 
 
+Kind = Literal["rl", "evaluation", "supervised", "preference"]
+
+SECTIONS_OF_KIND: dict[str, frozenset[str]] = {
+    "rl": frozenset({"warm_start", "objective", "optimization", "schedule", "review_gate"}),
+    "evaluation": frozenset(),
+    "supervised": frozenset({"supervised", "optimization"}),
+    "preference": frozenset({"preference", "optimization"}),
+}
+"""Which sections a kind of run reads, beside those that every kind does: the form shows no others."""
+
+
 class RunConfig(Section):
+    kind: Kind = Field(
+        "rl",
+        description="rl: online reinforcement learning. evaluation: train nothing, measure. supervised: imitate a data"
+        " set of rollouts. preference: learn from judged pairs (DPO).",
+    )
     seed: int = Field(1, ge=0, description="Order of tasks, initial states, evaluation subset.")
     model: ModelSection = ModelSection()
     tasks: TasksSection = TasksSection()
@@ -138,6 +175,8 @@ class RunConfig(Section):
     sampling: Sampling = Sampling()
     budgets: Budgets = Budgets()
     warm_start: WarmStart = WarmStart()
+    supervised: Supervised = Supervised()
+    preference: Preference = Preference()
     objective: Objective = Objective()
     optimization: Optimization = Optimization()
     schedule: Schedule = Schedule()

@@ -19,7 +19,8 @@ from pydantic_core import ErrorDetails
 
 from environments.models import Harness, Model, Task, TaskSet
 from training.config import RunConfig
-from training.models import Version
+from training.datasets import find_dataset
+from training.models import Dataset, Version
 
 Loc = tuple[str | int, ...]
 
@@ -167,9 +168,26 @@ def _sections() -> str:
 
 
 def _check_fields(config: RunConfig) -> Iterator[FieldError]:
-    yield from _check_sampling(config)
+    if config.kind == "rl":
+        yield from _check_sampling(config)
     yield from _check_budgets(config)
     yield from _check_schedule(config)
+    yield from _check_kind(config)
+
+
+def _check_kind(config: RunConfig) -> Iterator[FieldError]:
+    if config.kind == "evaluation" and config.evaluation.tasks == 0:
+        yield FieldError(
+            field="evaluation.tasks",
+            message="An evaluation run without evaluation tasks measures nothing.",
+            remedy="Use at least 1.",
+        )
+    if config.kind != "evaluation" and config.evaluation.split != "heldout":
+        yield FieldError(
+            field="evaluation.split",
+            message="A run that trains would be measured on what it may have trained on.",
+            remedy="Use heldout; or start an evaluation run.",
+        )
 
 
 def _check_sampling(config: RunConfig) -> Iterator[FieldError]:
@@ -258,9 +276,28 @@ def _check_schedule(config: RunConfig) -> Iterator[FieldError]:
 def _check_catalog(config: RunConfig) -> Iterator[FieldError]:
     yield from _check_model(config)
     yield from _check_tasks(config)
+    yield from _check_dataset(config)
     harnesses = list(Harness.objects.values_list("name", flat=True))
     if config.harness.name not in harnesses:
         yield _unknown("harness.name", "harness", config.harness.name, harnesses, "Harnesses")
+
+
+def _check_dataset(config: RunConfig) -> Iterator[FieldError]:
+    """A supervised or preference run learns from a data set of its kind."""
+    wanted = {
+        "supervised": (config.supervised.dataset, Dataset.Kind.ROLLOUTS),
+        "preference": (config.preference.dataset, Dataset.Kind.PAIRS),
+    }.get(config.kind)
+    if wanted is None:
+        return
+    name, kind = wanted
+    if find_dataset(name, kind) is None:
+        known = list(Dataset.objects.filter(kind=kind).values_list("name", flat=True)[:20])
+        yield FieldError(
+            field=f"{config.kind}.dataset",
+            message=f"There is no data set of {kind.label} called {name!r}." if name else "No data set is named.",
+            remedy=f"Use one of: {', '.join(known)}." if known else "Make one on the Exports page.",
+        )
 
 
 def _unknown(field: str, noun: str, name: str, known: list[str], page: str) -> FieldError:
@@ -336,7 +373,7 @@ def _check_tasks(config: RunConfig) -> Iterator[FieldError]:
                 )
         if part.families:
             tasks = tasks.filter(family__in=part.families)
-        if not tasks.filter(split=Task.Split.TRAIN).exists():
+        if config.kind == "rl" and not tasks.filter(split=Task.Split.TRAIN).exists():
             yield FieldError(
                 field=f"{field}.taskset",
                 message=f"{part.taskset} has no matching task to train on.",
@@ -349,10 +386,11 @@ def _check_tasks(config: RunConfig) -> Iterator[FieldError]:
                 "sandbox is not built yet.",
                 remedy="Choose tasks without an image.",
             )
-        num_heldout += tasks.filter(split=Task.Split.HELDOUT).count()
+        num_heldout += tasks.filter(split=config.evaluation.split).count()
     if config.evaluation.tasks > num_heldout and all(part.taskset in known for part in config.tasks.mixture):
+        word = "held-out" if config.evaluation.split == "heldout" else "training"
         yield FieldError(
             field="evaluation.tasks",
-            message=f"{config.evaluation.tasks} held-out tasks are wanted; the task sets have {num_heldout}.",
+            message=f"{config.evaluation.tasks} {word} tasks are wanted; the task sets have {num_heldout}.",
             remedy=f"Use at most {num_heldout}.",
         )

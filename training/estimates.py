@@ -12,7 +12,8 @@ from django.db.models import Avg
 
 from environments.models import Model, Task
 from training.config import RunConfig
-from training.models import Metric
+from training.kinds import has_online_phase, scheduled_config
+from training.models import Dataset, Metric
 
 CPU_PARAMETERS = 135e6
 CPU_GENERATED_TOKENS_PER_S = 170.0
@@ -30,6 +31,7 @@ ENGINE_FIXED_BYTES = 1.2e9
 
 def estimate(config: RunConfig) -> dict[str, Any]:
     """hours, rollouts, tokens, trainer_memory_bytes, engine_memory_bytes, disk_bytes, warnings; `rough` is True."""
+    config = scheduled_config(config)
     model = Model.objects.filter(name=config.model.name).first()
     parameters = float(model.num_parameters) if model and model.num_parameters else CPU_PARAMETERS
     per_rollout = SHARE_OF_BUDGET * min(
@@ -38,17 +40,18 @@ def estimate(config: RunConfig) -> dict[str, Any]:
     per_step = config.tasks.groups_per_step * config.tasks.rollouts_per_group
     num_evaluations = _num_evaluations(config)
     rollouts = {
-        "demonstrations": config.warm_start.demonstrations,
+        "demonstrations": config.warm_start.demonstrations if has_online_phase(config) else 0,
         "training": per_step * config.optimization.steps,
-        "evaluation": config.evaluation.tasks * num_evaluations,
+        "evaluation": config.evaluation.tasks * config.evaluation.samples_per_task * num_evaluations,
     }
     slower = max(parameters / CPU_PARAMETERS, 0.05)
     generate_s = (rollouts["training"] + rollouts["evaluation"]) * per_rollout * slower / CPU_GENERATED_TOKENS_PER_S
     trained = per_step * config.optimization.steps + rollouts["demonstrations"] * config.warm_start.epochs
+    trained += _dataset_rollouts(config)
     train_s = trained * per_rollout * slower / CPU_TRAINED_TOKENS_PER_S
     seconds = ENGINE_START_S + generate_s + train_s + config.optimization.steps * CPU_STEP_OVERHEAD_S
     measured = _measured_step_s(config)
-    if measured is not None:
+    if measured is not None and has_online_phase(config):
         evaluation_s = rollouts["evaluation"] * per_rollout * slower / CPU_GENERATED_TOKENS_PER_S
         seconds = ENGINE_START_S + evaluation_s + measured * config.optimization.steps
     trainer = _trainer_bytes(config, parameters)
@@ -69,8 +72,22 @@ def estimate(config: RunConfig) -> dict[str, Any]:
 def _num_evaluations(config: RunConfig) -> int:
     if config.evaluation.tasks == 0:
         return 0
+    if not has_online_phase(config):
+        return 1
     between = (config.optimization.steps - 1) // config.evaluation.every_steps if config.evaluation.every_steps else 0
     return 2 + between
+
+
+def _dataset_rollouts(config: RunConfig) -> float:
+    """Passes over the rollouts of a data set; a preference step reads both sides twice."""
+    if config.kind == "supervised":
+        name, epochs, each = config.supervised.dataset, config.supervised.epochs, 1.0
+    elif config.kind == "preference":
+        name, epochs, each = config.preference.dataset, config.preference.epochs, 4.0
+    else:
+        return 0.0
+    items = Dataset.objects.filter(name=name).values_list("num_items", flat=True).first()
+    return (items or 0) * epochs * each
 
 
 def _measured_step_s(config: RunConfig) -> float | None:
@@ -104,15 +121,16 @@ def _warnings(config: RunConfig, model: Model | None, memory_bytes: float) -> li
         warnings.append(
             "schedule.staleness allows dispatch ahead, but schedule.lead_groups 0 keeps at most one burst in flight."
         )
-    if config.evaluation.tasks == 0:
+    if config.evaluation.tasks == 0 and has_online_phase(config):
         warnings.append("Without evaluation tasks nothing tells whether the model got better on tasks it never saw.")
-    if config.tasks.groups_per_step * config.tasks.rollouts_per_group < config.harness.max_running:
+    per_step = config.tasks.groups_per_step * config.tasks.rollouts_per_group
+    if has_online_phase(config) and per_step < config.harness.max_running:
         warnings.append("harness.max_running is more than a step's rollouts: it is never reached without a lead.")
     if config.budgets.idle_s > config.budgets.wall_time_s:
         warnings.append("budgets.idle_s is longer than budgets.wall_time_s, so it never ends a rollout.")
     if model is not None:
         names = [part.taskset for part in config.tasks.mixture]
         num_tasks = Task.objects.filter(taskset__name__in=names, split=Task.Split.TRAIN).count()
-        if config.warm_start.demonstrations > num_tasks > 0:
+        if has_online_phase(config) and config.warm_start.demonstrations > num_tasks > 0:
             warnings.append(f"{config.warm_start.demonstrations} demonstrations of {num_tasks} tasks repeat some.")
     return warnings

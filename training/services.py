@@ -125,7 +125,8 @@ def request(attempt_id: UUID, wanted: Attempt.Wanted | str) -> Attempt:
         raise InvalidTransition(f"This attempt is {_GOING[attempt.wanted]}, so it cannot be {_VERB[wanted]}.")
     before = attempt.wanted
     attempt.wanted = wanted
-    attempt.save(update_fields=["wanted"])
+    attempt.state_reason = ""
+    attempt.save(update_fields=["wanted", "state_reason"])
     record_event(attempt, f"{wanted}_requested", _MEANING[wanted], before=before)
     transaction.on_commit(lambda: ring(attempt_id), robust=True)
     return attempt

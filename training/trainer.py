@@ -40,6 +40,10 @@ class TrainerError(Exception):
     """Boundary: trainer. The step was not applied; a retry with the same data fails again."""
 
 
+class NotFinite(TrainerError):
+    """Loss or gradient is NaN or infinite. The step was dropped; the weights are as before, and training can go on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainRollout:
     """The samples of one rollout, all with its advantage."""
@@ -125,7 +129,7 @@ class Trainer:
         sums = Sums()
         batches = build_micro_batches(samples, budget_tokens=self.settings.micro_batch_tokens)
         for place, batch in enumerate(batches):
-            self._between(place, len(batches))
+            self.between(place, len(batches))
             logprobs_M, entropies_M = self.language_model.token_logprobs(batch, temperature=1.0)
             loss = supervised(logprobs_M).sum()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -134,7 +138,7 @@ class Trainer:
             sums.entropy += float(entropies_M.detach().sum())
             sums.tokens += len(batch.targets_M)
             del loss, logprobs_M, entropies_M
-        norm = self._apply(denominator=max(sums.tokens, 1), learning_rate=learning_rate)
+        norm = self.apply(denominator=max(sums.tokens, 1), learning_rate=learning_rate, loss=sums.loss)
         metrics = {
             "loss": sums.loss / max(sums.tokens, 1),
             "entropy": sums.entropy / max(sums.tokens, 1),
@@ -163,11 +167,13 @@ class Trainer:
         behaviour_T = torch.full((len(numbers_T),), math.nan)
         sums = Sums(masked=int((~keep_T).sum()))
         for place, batch in enumerate(batches):
-            self._between(place, len(batches))
+            self.between(place, len(batches))
             logprobs_M = self._policy_micro_step(batch, aggregation, advantage_S, terms, sums)
             logprobs_T[batch.token_M] = logprobs_M
             behaviour_T[batch.token_M] = batch.behaviour_logprobs_M
-        norm = self._apply(denominator=aggregation.denominator, learning_rate=learning_rate) if batches else 0.0
+        norm = 0.0
+        if batches:
+            norm = self.apply(denominator=aggregation.denominator, learning_rate=learning_rate, loss=sums.loss)
         done_T = ~logprobs_T.isnan()
         mismatch = measure_mismatch(logprobs_T[done_T], behaviour_T[done_T])
         count = max(sums.tokens, 1)
@@ -256,20 +262,20 @@ class Trainer:
             reference_M, _ = self._reference.token_logprobs(batch, temperature=terms.temperature)
         return kl_penalty(terms.objective.kl_estimator, trainer_logprobs_T=logprobs_M, reference_logprobs_T=reference_M)
 
-    def _between(self, done: int, total: int) -> None:
+    def between(self, done: int, total: int) -> None:
         """Before each micro-batch: where a stop may interrupt."""
         if self.should_stop():
             self.masters.drop_gradients()
             raise InterruptedError("the trainer was asked to stop in the middle of a step")
         self.on_micro_batch(done, total)
 
-    def _apply(self, *, denominator: float, learning_rate: float) -> float:
+    def apply(self, *, denominator: float, learning_rate: float, loss: float) -> float:
+        """The optimizer's step on the summed gradients. returns their norm. Raises NotFinite, nothing changed."""
         norm = self.masters.scale_and_clip(denominator=denominator, max_norm=self.settings.max_grad_norm)
-        if not math.isfinite(norm):
+        if not (math.isfinite(norm) and math.isfinite(loss)):
             self.masters.drop_gradients()
-            raise TrainerError(
-                f"the gradient is not finite (norm {norm}); nothing was changed. Lower the learning rate, or train in fp32"
-            )
+            what = f"the gradient is not finite (norm {norm})" if math.isfinite(loss) else f"the loss is {loss}"
+            raise NotFinite(f"{what}; nothing was changed. Lower the learning rate, or train in fp32")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()

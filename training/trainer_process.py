@@ -29,6 +29,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from environments.models import Model
+from training.bad_numbers import drop_offline_step, drop_policy_step
 from training.checkpoints import (
     AttemptFiles,
     load_checkpoint,
@@ -38,15 +39,19 @@ from training.checkpoints import (
     versions_to_remove,
 )
 from training.config import RunConfig
+from training.delivery import load_delivery
 from training.events import record_event, ring
-from training.export import build_provenance_of, find_version, save_version
+from training.export import ExportError, build_provenance_of, find_version, save_version
+from training.kinds import metric_kind, scheduled_config
 from training.memory import peak_bytes, release_free_memory
 from training.metrics import batch_metrics, save_metrics
-from training.models import Attempt, Cell, Checkpoint, Group, Member, OptimizerStep, RunEvent, Version
+from training.models import Attempt, Cell, Checkpoint, Group, Member, Metric, OptimizerStep, RunEvent, Version
+from training.offline import build_offline_plan
 from training.policy_batch import BatchMember, PolicyBatch, load_policy_batch, load_trained
+from training.storage import write_when_there_is_room
 from training.token_stats import encode_token_stats
-from training.trainer import PolicyTerms, StepReport, Trainer, TrainerError
-from training.warm_start import CHECKPOINT_STEPS, build_plan, demonstrations_ended, run_warm_start
+from training.trainer import NotFinite, PolicyTerms, StepReport, Trainer, TrainerError
+from training.warm_start import CHECKPOINT_STEPS, demonstrations_ended
 
 log = logging.getLogger(__name__)
 POLL_S = 0.15
@@ -125,29 +130,22 @@ class TrainerLoop:
             replay(trainer, attempt, config, after=checkpoint.step)
         return trainer
 
-    # ---- warm start
+    # ---- before version 0: warm start, supervised and preference runs
 
     def _warm(self, attempt: Attempt) -> bool:
         if Version.objects.filter(attempt=attempt, number=0).exists() or not demonstrations_ended(attempt):
             return False
-        config = RunConfig.model_validate(attempt.config)
-        files = AttemptFiles.of(attempt.id)
-        trainer = self._ready_trainer(attempt, config)
-        plan = build_plan(attempt, config)
-        done = 0
-        if saved := files.warm_checkpoints():
-            done = int(load_checkpoint(trainer, saved[-1])["step"])
-        save_metrics(attempt, kind="supervised", step=done, values={"steps_total": float(len(plan.batches))})
-
-        def after_step(number: int, metrics: dict[str, float]) -> None:
-            save_metrics(attempt, kind="supervised", step=number, values=metrics)
-            ring(attempt.id)
-            if number % CHECKPOINT_STEPS == 0 and number < len(plan.batches):
-                save_checkpoint(trainer, files.warm_checkpoint(number), counters={"step": number})
-                remove_directories(files.warm_checkpoints()[:-1])
-
-        run_warm_start(trainer, plan, config=config, done=done, on_step=after_step)
-        trainer.reset_optimizer()
+        if attempt.wanted != Attempt.Wanted.RUN:
+            return False
+        config = config_of(attempt)
+        try:
+            if not self._offline_steps(attempt, config):
+                return False
+        except TrainerError as error:
+            fail_offline(attempt, str(error))
+            return False
+        assert self.trainer is not None
+        self.trainer.reset_optimizer()
         release_free_memory()
         checkpoint = self._save_checkpoint(attempt, step=0, version=0)
         version = self._save_version(attempt, config, number=0, step=0)
@@ -155,16 +153,52 @@ class TrainerLoop:
             locked = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.id)
             checkpoint.save()
             version.save()
-            text = f"Version 0 was written after {len(plan.batches)} supervised steps."
-            record_event(locked, "weights_written", text, version=0, steps=len(plan.batches))
-        remove_directories(files.warm_checkpoints())
+            done = locked.metrics.filter(kind=metric_kind(config)).order_by("-step").values_list("step", flat=True)
+            text = f"Version 0 was written after {done.first() or 0} {metric_kind(config)} steps."
+            record_event(locked, "weights_written", text, version=0)
+        remove_directories(AttemptFiles.of(attempt.id).warm_checkpoints())
         ring(attempt.id)
         return True
+
+    def _offline_steps(self, attempt: Attempt, config: RunConfig) -> bool:
+        """Do what is left of the plan. returns whether all is done; not when a pause was asked for."""
+        files, kind = AttemptFiles.of(attempt.id), metric_kind(config)
+        trainer = self._ready_trainer(attempt, config)
+        plan = build_offline_plan(attempt, config, trainer, references=files.references)
+        done = 0
+        if saved := files.warm_checkpoints():
+            done = int(load_checkpoint(trainer, saved[-1])["step"])
+        save_metrics(attempt, kind=kind, step=done, values={"steps_total": float(len(plan.batches))})
+        for number in range(done + 1, len(plan.batches) + 1):
+            let_go()
+            try:
+                report = plan.take(trainer, plan.batches[number - 1], plan.rate(number))
+                save_metrics(attempt, kind=kind, step=number, values=report.metrics)
+            except NotFinite as error:
+                drop_offline_step(attempt.pk, kind=kind, number=number, cause=str(error))
+            ring(attempt.id)
+            wanted = Attempt.objects.values_list("wanted", flat=True).get(pk=attempt.pk)
+            paused = wanted != Attempt.Wanted.RUN
+            if paused or (number % CHECKPOINT_STEPS == 0 and number < len(plan.batches)):
+                self._warm_checkpoint(attempt, files, number)
+            if paused:
+                return False
+        return True
+
+    def _warm_checkpoint(self, attempt: Attempt, files: AttemptFiles, number: int) -> None:
+        trainer = self.trainer
+        assert trainer is not None
+        path = files.warm_checkpoint(number)
+        self._durably(attempt, lambda: save_checkpoint(trainer, path, counters={"step": number}))
+        remove_directories(files.warm_checkpoints()[:-1])
+
+    def _durably(self, attempt: Attempt, write: Callable[[], int]) -> int:
+        return write_when_there_is_room(attempt, write, should_stop=self.should_stop)
 
     # ---- policy steps
 
     def _policy_step(self, attempt: Attempt, step: OptimizerStep) -> None:
-        config = RunConfig.model_validate(attempt.config)
+        config = config_of(attempt)
         OptimizerStep.objects.filter(pk=step.pk).update(state=OptimizerStep.State.TRAINING, started_at=timezone.now())
         try:
             trainer = self._ready_trainer(attempt, config)
@@ -176,6 +210,12 @@ class TrainerLoop:
             report = trainer.policy_step(
                 batch.rollouts, terms=policy_terms(config), learning_rate=config.optimization.learning_rate
             )
+        except NotFinite as error:
+            version = self._due_version(attempt, config, step.number)
+            drop_policy_step(step, batch, str(error), version=version)
+            ring(attempt.id)
+            self._checkpoint_if_due(attempt, config, step.number)
+            return
         except (TrainerError, MemoryError) as error:
             fail_step(step, str(error))
             return
@@ -205,7 +245,8 @@ class TrainerLoop:
     def _save_checkpoint(self, attempt: Attempt, *, step: int, version: int) -> Checkpoint:
         assert self.trainer is not None
         path = AttemptFiles.of(attempt.id).checkpoint(step)
-        size = save_checkpoint(self.trainer, path, counters={"step": step, "version": version})
+        trainer, counters = self.trainer, {"step": step, "version": version}
+        size = self._durably(attempt, lambda: save_checkpoint(trainer, path, counters=counters))
         return Checkpoint(attempt_id=attempt.id, step=step, version=version, path=str(path), size_bytes=size)
 
     def _save_version(self, attempt: Attempt, config: RunConfig, *, number: int, step: int) -> Version:
@@ -213,7 +254,11 @@ class TrainerLoop:
         path = AttemptFiles.of(attempt.id).version(number)
         provenance = {**build_provenance_of(attempt), "version": number, "step": step}
         precision = "fp32" if config.engine.dtype == "float32" else config.optimization.precision
-        save_version(self.trainer, path, source=base_model(config).path, provenance=provenance, precision=precision)
+        trainer, source = self.trainer, base_model(config).path
+        self._durably(
+            attempt,
+            lambda: save_version(trainer, path, source=source, provenance=provenance, precision=precision),
+        )
         return Version(attempt_id=attempt.id, number=number, step=step, path=str(path))
 
     def _progress_of(self, step: OptimizerStep) -> Callable[[int, int], None]:
@@ -270,13 +315,22 @@ def next_step(attempt: Attempt) -> OptimizerStep | None:
     return rows.select_related("attempt").order_by("number").first()
 
 
+def config_of(attempt: Attempt) -> RunConfig:
+    return scheduled_config(RunConfig.model_validate(attempt.config))
+
+
 def base_model(config: RunConfig) -> Model:
     return Model.objects.get(name=config.model.name)
 
 
 def starting_point(config: RunConfig) -> str:
     """Where the attempt's weights come from before any training."""
-    return find_version(config.model.start_from).path if config.model.start_from else base_model(config).path
+    if not config.model.start_from:
+        return base_model(config).path
+    try:
+        return find_version(config.model.start_from).path
+    except ExportError as error:
+        raise TrainerError(str(error)) from error
 
 
 def policy_terms(config: RunConfig) -> PolicyTerms:
@@ -313,6 +367,15 @@ def remove_orphans(attempt: Attempt) -> None:
 
 
 @transaction.atomic
+def fail_offline(attempt: Attempt, error: str) -> None:
+    """A step that stands for all that comes before version 0; the controller ends the attempt with its error."""
+    step, _ = OptimizerStep.objects.get_or_create(
+        attempt=attempt, kind=OptimizerStep.Kind.SUPERVISED, number=1, defaults={"trains_version": 0}
+    )
+    fail_step(step, error)
+
+
+@transaction.atomic
 def fail_step(step: OptimizerStep, error: str) -> None:
     OptimizerStep.objects.filter(pk=step.pk).update(
         state=OptimizerStep.State.FAILED, error=error, ended_at=timezone.now()
@@ -337,8 +400,7 @@ def commit_step(
     save_members(batch, report)
     Group.objects.filter(pk__in=[group.pk for group in batch.groups]).update(state=Group.State.EATEN, no_signal=False)
     Group.objects.filter(pk__in=batch.no_signal).update(no_signal=True)
-    families = {each.member.pk: family for each, family in zip(batch.members, families_of(batch), strict=True)}
-    values = {**batch_metrics(batch, families=families), **metrics}
+    values = {**batch_metrics(batch, labels=labels_of(batch)), **metrics, **speed_of(step, batch)}
     save_metrics(attempt, kind="policy", step=step.number, values=values)
     current.state, current.metrics, current.ended_at = OptimizerStep.State.DONE, values, timezone.now()
     current.save(update_fields=["state", "metrics", "ended_at"])
@@ -347,6 +409,7 @@ def commit_step(
     attempt.save(update_fields=["step", "consumed_rollouts"])
     if version is not None:
         version.save()
+    note_delivery(attempt, step.number)
     record_event(attempt, "step_done", describe_step(step, batch, values), step=step.number)
 
 
@@ -354,9 +417,34 @@ def all_members(batch: PolicyBatch) -> list[Member]:
     return [each.member for each in batch.members] + [member for member, _ in batch.excluded]
 
 
-def families_of(batch: PolicyBatch) -> list[str]:
-    names = dict(Group.objects.filter(pk__in=[group.pk for group in batch.groups]).values_list("pk", "task__family"))
-    return [names[each.member.group_id] for each in batch.members]
+def labels_of(batch: PolicyBatch) -> dict[str, dict[int, str]]:
+    """Family, task set and harness of each member's rollout."""
+    fields = ("pk", "group__task__family", "group__task__taskset__name", "rollout__harness__name")
+    rows = Member.objects.filter(pk__in=[each.member.pk for each in batch.members]).values_list(*fields)
+    found: dict[str, dict[int, str]] = {"": {}, "taskset": {}, "harness": {}}
+    for pk, family, taskset, harness in rows:
+        found[""][pk], found["taskset"][pk], found["harness"][pk] = family, taskset, harness
+    return found
+
+
+def speed_of(step: OptimizerStep, batch: PolicyBatch) -> dict[str, float]:
+    """Sampled tokens a second while the step's groups were made, where the controller noted the time."""
+    row = Metric.objects.filter(attempt=step.attempt_id, kind="policy", step=step.number, key="generation_s").first()
+    if row is None or row.value <= 0:
+        return {}
+    tokens = sum(member.rollout.sampled_tokens for member in all_members(batch))
+    return {"generated_tokens_per_s": tokens / row.value}
+
+
+def note_delivery(attempt: Attempt, number: int) -> None:
+    """After the step's members are written: what share of everything so far was trained."""
+    account = load_delivery(attempt)
+    line = account.delivered
+    shares = {
+        "delivered_rollouts": line.rollouts / account.rollouts if line and account.rollouts else 0.0,
+        "delivered_tokens": line.tokens / account.tokens if line and account.tokens else 0.0,
+    }
+    save_metrics(attempt, kind="policy", step=number, values=shares)
 
 
 def save_members(batch: PolicyBatch, report: StepReport) -> None:

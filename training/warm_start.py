@@ -1,14 +1,13 @@
 """The supervised warm start: imitate demonstrations that are ordinary recorded rollouts.
 
 From:  ended demonstration rollouts of the attempt's expert pool (training.scheduling.demonstrations dispatches them).
-To:    metrics of kind supervised, step by step; the trainer's weights, from which version 0 is written.
+To:    training.offline, which does the steps; the trainer's weights, from which version 0 is written.
 Holds: the order is a function of the seed; interrupted and resumed equals uninterrupted (a checkpoint every
        CHECKPOINT_STEPS); solutions that did not solve their task are not imitated.
 """
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -17,7 +16,6 @@ from training.config import RunConfig
 from training.models import Attempt
 from training.policy_batch import select_all
 from training.selection import Sample
-from training.trainer import Trainer
 
 CHECKPOINT_STEPS = 15
 
@@ -68,21 +66,6 @@ def build_plan(attempt: Attempt, config: RunConfig) -> WarmStartPlan:
     size = config.warm_start.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     return WarmStartPlan(batches=batches, peak_rate=config.warm_start.learning_rate)
-
-
-def run_warm_start(
-    trainer: Trainer,
-    plan: WarmStartPlan,
-    *,
-    config: RunConfig,
-    done: int,
-    on_step: Callable[[int, dict[str, float]], None],
-) -> None:
-    """Do the steps after the first `done`. on_step(number from 1, metrics) is called after each."""
-    for number in range(done + 1, len(plan.batches) + 1):
-        samples = load_samples(plan.batches[number - 1], config)
-        report = trainer.supervised_step(samples, learning_rate=plan.rate(number))
-        on_step(number, report.metrics)
 
 
 def load_samples(rollout_ids: list[UUID], config: RunConfig) -> list[Sample]:

@@ -12,6 +12,7 @@ from tests.training.attempts import make_attempt, make_demonstrations, make_roll
 from training import trainer_process
 from training.models import Attempt, Checkpoint, Group, Member, Metric, OptimizerStep, Version
 from training.token_stats import decode_token_stats
+from training.trainer import Trainer
 from training.trainer_process import TrainerLoop
 
 pytestmark = pytest.mark.django_db
@@ -218,10 +219,10 @@ def test_a_warm_start_killed_in_the_middle_goes_on_from_its_last_checkpoint(tmp_
             loop_of(disturbed).turn()
     assert not Checkpoint.objects.filter(attempt=disturbed).exists()
     steps = []
-    real = trainer_process.run_warm_start
-    monkeypatch.setattr(trainer_process, "run_warm_start", lambda *a, **k: (steps.append(k["done"]), real(*a, **k)))
+    real = Trainer.supervised_step
+    monkeypatch.setattr(Trainer, "supervised_step", lambda *a, **k: (steps.append(1), real(*a, **k))[1])
     loop_of(disturbed).turn()
-    assert steps == [2]
+    assert len(steps) == 2
     assert same(last_weights(calm), last_weights(disturbed))
 
 
@@ -237,15 +238,17 @@ def test_a_step_that_another_trainer_committed_is_not_committed_again(tmp_path):
     assert Attempt.objects.get(pk=attempt.pk).consumed_rollouts == 6
 
 
-def test_a_step_without_a_finite_gradient_fails_with_words_and_keeps_the_weights(tmp_path):
+def test_a_step_without_a_finite_gradient_is_dropped_with_words_and_keeps_the_weights(tmp_path):
     attempt = make_attempt(tmp_path)
     loop = warm(attempt)
     step = request_step(attempt, 1, rewards=((float("inf"), 0, 0), (1, 0, 0)))
+    before = last_weights(attempt)
     loop.turn()
     step.refresh_from_db()
-    assert step.state == OptimizerStep.State.FAILED
-    assert "not finite" in step.error
-    assert Attempt.objects.get(pk=attempt.pk).step == 0
+    assert step.state == OptimizerStep.State.DROPPED
+    assert "nothing was changed" in step.error
+    assert same(before, last_weights(attempt))
+    assert Attempt.objects.get(pk=attempt.pk).step == 1
 
 
 def test_retention_keeps_one_checkpoint_version_0_the_last_published_and_pinned_ones(tmp_path):

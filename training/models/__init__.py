@@ -4,6 +4,8 @@ from training.models.attempt import Attempt
 from training.models.cell import Cell
 from training.models.checkpoint import Checkpoint
 from training.models.controller_lease import ControllerLease
+from training.models.dataset import Dataset
+from training.models.export import Export
 from training.models.group import Group
 from training.models.member import Member
 from training.models.metric import Metric
@@ -17,6 +19,8 @@ __all__ = [
     "Cell",
     "Checkpoint",
     "ControllerLease",
+    "Dataset",
+    "Export",
     "Group",
     "Member",
     "Metric",

@@ -1,13 +1,13 @@
-"""One number of one step. Keys are defined, with meaning and unit, in training.metrics.DEFINITIONS."""
+"""One number of one step. Keys are defined, with meaning and unit, in training.metric_definitions.DEFINITIONS."""
 
 from django.db import models
 
 
 class Metric(models.Model):
     attempt = models.ForeignKey("training.Attempt", on_delete=models.CASCADE, related_name="metrics")
-    kind = models.CharField(max_length=10, default="policy", help_text="supervised, policy or evaluation.")
+    kind = models.CharField(max_length=10, default="policy", help_text="supervised, preference, policy or evaluation.")
     step = models.IntegerField()
-    key = models.CharField(max_length=60)
+    key = models.CharField(max_length=120)
     value = models.FloatField()
     at = models.DateTimeField(auto_now_add=True)
 

@@ -13,6 +13,7 @@ class OptimizerStep(models.Model):
         TRAINING = "training"
         DONE = "done"
         FAILED = "failed"
+        DROPPED = "dropped", "dropped (not finite)"
 
     attempt = models.ForeignKey("training.Attempt", on_delete=models.CASCADE, related_name="optimizer_steps")
     kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.POLICY)

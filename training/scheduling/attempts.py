@@ -5,6 +5,7 @@ To:    the acts of demonstrations, dispatch, groups, steps, evaluation and cells
 
     QUEUED -> WARMING   cells and demonstrations exist        waits for: nothing
     WARMING -> RUNNING  version 0 is served                   waits for: demonstrations, warm start, engine
+    WARMING -> COMPLETED  version 0 is written                a kind that trains before serving, without evaluation
     RUNNING             evaluate v0; then per step: groups -> ready -> core trains -> step done -> published
     RUNNING <-> PAUSED  asked for; nothing runs               unblocked by: resume
     RUNNING -> STOPPING -> STOPPED   asked for; nothing runs, no batch is left
@@ -20,7 +21,9 @@ from django.utils import timezone
 from environments.models import Harness, Model, Rollout
 from environments.rollouts import request_cancel
 from training.config import RunConfig
+from training.config_checks import find_version
 from training.events import record_event
+from training.kinds import has_online_phase, scheduled_config, trains_before_serving
 from training.models import Attempt, Cell, Group, Member, OptimizerStep, RunEvent, Version
 from training.scheduling.cells import (
     broken_cell,
@@ -45,7 +48,11 @@ class Memory:
     """What a controller keeps of an attempt between rounds: only what follows from the immutable config."""
 
     config: RunConfig
+    """As training.kinds.scheduled_config gives it."""
     _next_task: NextTask | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.config = scheduled_config(self.config)
 
     @property
     def next_task(self) -> NextTask:
@@ -80,6 +87,8 @@ def _failure(attempt: Attempt, config: RunConfig) -> str:
             return f"The model {config.model.name} is not in the catalog any more."
         if not Harness.objects.filter(name=config.harness.name).exists():
             return f"The harness {config.harness.name} is not in the catalog any more."
+        if config.kind == "evaluation" and not starting_directory(config):
+            return f"The version {config.model.start_from} has no weights on disk any more."
     if step := failed_step(attempt):
         return f"The {step.kind} step {step.number} failed: {step.error or 'the trainer gave no reason'}"
     if cell := broken_cell(attempt):
@@ -95,18 +104,44 @@ def _begin(leadership: Leadership, cast: Cast) -> None:
     if cast.attempt.started_at is None:
         with leadership.act(cast.attempt.id) as attempt:
             create_cells(attempt, cast.config, leadership.epoch)
+            if not trains_before_serving(cast.config):
+                _take_version_0(attempt, cast.config)
             attempt.started_at = timezone.now()
             attempt.save(update_fields=["started_at"])
     start_warming(leadership, cast)
 
 
+def starting_directory(config: RunConfig) -> str:
+    """Where the weights are that the attempt starts from; empty where they are gone."""
+    if config.model.start_from:
+        version = find_version(config.model.start_from)
+        return version.path if version else ""
+    model = Model.objects.get(name=config.model.name)
+    return str(model.settings.get("directory") or model.path)
+
+
+def _take_version_0(attempt: Attempt, config: RunConfig) -> None:
+    """Version 0 is what is measured, where it lies. A version of another run is pinned, so that it stays meanwhile."""
+    Version.objects.create(attempt=attempt, number=0, path=starting_directory(config))
+    source = find_version(config.model.start_from) if config.model.start_from else None
+    if source is not None and not source.pinned:
+        Version.objects.filter(pk=source.pk).update(pinned=True)
+        text = f"{config.model.start_from} is pinned: its weights stay on disk."
+        record_event(attempt, "version_pinned", text, version=source.number)
+
+
 def _warm(leadership: Leadership, attempt: Attempt, config: RunConfig) -> None:
     """Wait for version 0: the trainer makes it, the cell's job serves it."""
+    written = Version.objects.filter(attempt=attempt, number=0).exists()
+    if written and not has_online_phase(config) and config.evaluation.tasks == 0:
+        end_attempt(leadership, attempt, Attempt.State.COMPLETED, "")
+        return
     if Version.objects.filter(attempt=attempt, number=0, published_at__isnull=False).exists():
         with leadership.act(attempt.id) as current:
             current.state = Attempt.State.RUNNING
             current.save(update_fields=["state"])
-            record_event(current, "version_published", "Version 0 is served. The online phase begins.", version=0)
+            follows = "The online phase begins." if has_online_phase(config) else "It is evaluated."
+            record_event(current, "version_published", f"Version 0 is served. {follows}", version=0)
         return
     give_orders(leadership, attempt, config)
 

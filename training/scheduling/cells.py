@@ -15,6 +15,7 @@ from django.db.models.functions import Now
 
 from environments.models import Rollout
 from training.config import RunConfig
+from training.kinds import trains_before_serving
 from training.models import Attempt, Cell, Group, Version
 from training.scheduling.leadership import Leadership
 from training.scheduling.steps import current_step, due_version, steps_left_in_burst, waits_for_late_group
@@ -25,9 +26,10 @@ RESEND_MOST_S = 60.0
 
 
 def create_cells(attempt: Attempt, config: RunConfig, epoch: int) -> None:
-    """The core begins as a trainer (it makes version 0), the satellites idle."""
+    """The core begins as a trainer (it makes version 0) or, where nothing is trained, serves; the satellites idle."""
+    first = Cell.Role.TRAINS if trains_before_serving(config) else Cell.Role.SERVES
     for index in range(config.schedule.cells):
-        wanted = Cell.Role.TRAINS if index == 0 else Cell.Role.IDLE
+        wanted = first if index == 0 else Cell.Role.IDLE
         Cell.objects.get_or_create(attempt=attempt, index=index, defaults={"wanted_role": wanted, "order_epoch": epoch})
 
 

@@ -20,6 +20,7 @@ from django.db import InterfaceError, OperationalError, connection
 from pydantic import ValidationError
 
 from environments import sandboxes
+from environments.message_index import index_ended
 from environments.rollouts import requeue_lost_rollouts
 from training.config import RunConfig
 from training.events import record_event
@@ -34,6 +35,15 @@ UPKEEP_S = 3.0
 REAP_S = 15.0
 RETRY_S = 2.0
 ERROR_PAUSE_S = 10.0
+
+
+def requeue_lost_exports() -> None:
+    """Exports whose job, or whose writer, was lost."""
+    from training.exports.writer import waiting_exports
+    from training.jobs import write_export
+
+    for export_id in waiting_exports():
+        write_export.delay(str(export_id))
 
 
 @dataclass(kw_only=True)
@@ -70,6 +80,8 @@ class Controller:
         end_what_is_over()
         self._upkeep("jobs", UPKEEP_S / 3, self.jobs.send_missing)
         self._upkeep("rollouts", UPKEEP_S, requeue_lost_rollouts)
+        self._upkeep("messages", UPKEEP_S, index_ended)
+        self._upkeep("exports", REAP_S, requeue_lost_exports)
         self._upkeep("sandboxes", REAP_S, sandboxes.reap)
         return True
 

@@ -7,6 +7,7 @@ To:    an Engine row `expert://<harness program>` in a pool of its own, and all 
 
 from environments.models import Engine, Rollout, Task
 from training.events import record_event
+from training.kinds import has_online_phase
 from training.models import Attempt
 from training.scheduling.dispatch import Cast, dispatch_rollout, load_task_order
 from training.scheduling.leadership import Leadership
@@ -21,7 +22,7 @@ def start_warming(leadership: Leadership, cast: Cast) -> None:
     with leadership.act(cast.attempt.id) as attempt:
         if attempt.state != Attempt.State.QUEUED:
             return
-        count = cast.config.warm_start.demonstrations
+        count = cast.config.warm_start.demonstrations if has_online_phase(cast.config) else 0
         if count:
             _dispatch_demonstrations(cast, attempt, count)
         attempt.state = Attempt.State.WARMING

@@ -11,6 +11,7 @@ from uuid import UUID
 from environments.models import Rollout
 from training.config import RunConfig
 from training.events import record_event, ring
+from training.kinds import has_online_phase, metric_kind
 from training.models import Attempt, Group, Member, Version
 from training.scheduling.cells import core_trains, count_unfinished, some_cell_serves
 from training.scheduling.demonstrations import count_demonstrations
@@ -50,24 +51,30 @@ def describe(attempt: Attempt, config: RunConfig) -> Phase:
     if attempt.state == Attempt.State.QUEUED:
         return Phase(key="queued", text="Queued")
     if attempt.state == Attempt.State.WARMING:
-        return _warming(attempt)
+        return _warming(attempt, config)
     if attempt.state == Attempt.State.PAUSED:
         return Phase(key="paused", text="Paused")
     return _online(attempt, config)
 
 
-def _warming(attempt: Attempt) -> Phase:
+WARM_WORDS = {"rl": "Warm start", "supervised": "Supervised training", "preference": "Training on preferences"}
+
+
+def _warming(attempt: Attempt, config: RunConfig) -> Phase:
     count, ended, _ = count_demonstrations(attempt)
     if ended < count:
         progress = {"done": ended, "total": count, "unit": "demonstrations"}
         return Phase(key="demonstrations", text="Collecting demonstrations", progress=progress)
     if Version.objects.filter(attempt=attempt, number=0).exists():
         return Phase(key="engine_start", text="Starting the engine with version 0")
-    supervised = attempt.metrics.filter(kind="supervised")
-    done = supervised.order_by("-step").values_list("step", flat=True).first()
-    total = supervised.filter(key="steps_total").values_list("value", flat=True).first()
-    progress = {"done": done or 0, "total": int(total), "unit": "supervised steps"} if total else {}
-    return Phase(key="warm_start", text="Warm start", progress=progress)
+    kind = metric_kind(config)
+    rows = attempt.metrics.filter(kind=kind)
+    done = rows.order_by("-step").values_list("step", flat=True).first()
+    total = rows.filter(key="steps_total").values_list("value", flat=True).first()
+    progress = {"done": done or 0, "total": int(total), "unit": f"{kind} steps"} if total else {}
+    if attempt.wanted == Attempt.Wanted.PAUSE:
+        return Phase(key="paused", text="Paused", progress=progress)
+    return Phase(key="warm_start", text=WARM_WORDS.get(config.kind, "Preparing"), progress=progress)
 
 
 def _online(attempt: Attempt, config: RunConfig) -> Phase:
@@ -83,8 +90,12 @@ def _online(attempt: Attempt, config: RunConfig) -> Phase:
         state = version.evaluation.get("heldout", {})
         ids = [tries[-1] for tries in state.get("rollouts", {}).values()]
         done = Rollout.objects.filter(id__in=ids, state=Rollout.State.ENDED).count()
-        progress = {"done": done, "total": config.evaluation.tasks, "unit": "held-out tasks"}
+        samples = config.evaluation.samples_per_task
+        unit = "evaluation rollouts" if samples > 1 else "held-out tasks"
+        progress = {"done": done, "total": config.evaluation.tasks * samples, "unit": unit}
         return Phase(key="evaluation", text=f"Evaluating version {version.number}", progress=progress)
+    if not has_online_phase(config):
+        return Phase(key="engine_start", text="Waiting for the engine")
     if attempt.step >= total:
         return Phase(key="ending", text="All steps are done: ending")
     if not some_cell_serves(attempt):

@@ -9,7 +9,8 @@ from math import ceil
 
 from training.config import RunConfig
 from training.events import record_event
-from training.models import Attempt, Group, Member, Metric, OptimizerStep, RunEvent, Version
+from training.metrics import save_metrics
+from training.models import Attempt, Group, Member, OptimizerStep, RunEvent, Version
 from training.scheduling.groups import UNSETTLED, exclude_group
 from training.scheduling.leadership import Leadership
 
@@ -91,9 +92,7 @@ def _generation_s(groups: list[Group]) -> float:
 
 
 def _note_seconds(attempt: Attempt, step: int, key: str, seconds: float) -> None:
-    Metric.objects.update_or_create(
-        attempt=attempt, kind="policy", step=step, key=key, defaults={"value": max(0.0, seconds)}
-    )
+    save_metrics(attempt, kind="policy", step=step, values={key: max(0.0, seconds)})
 
 
 def _take_ready(attempt: Attempt, config: RunConfig) -> list[Group]:
