@@ -94,6 +94,8 @@ STATES: dict[str, Glyph] = {
     "requested": Glyph(shape="ring", tone="accent"),
     "training": Glyph(shape="diamond", tone="accent", live=True),
     "done": Glyph(shape="check", tone="good"),
+    "dropped": Glyph(shape="triangle", tone="warn"),
+    "writing": Glyph(shape="diamond", tone="accent", live=True),
     # events
     "info": Glyph(shape="ring"),
     "warning": Glyph(shape="triangle", tone="warn"),

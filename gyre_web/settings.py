@@ -88,6 +88,9 @@ CELERY_WORKER_DISABLE_PREFETCH = True
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_TASK_ROUTES = {"environments.*": {"queue": "rollouts"}, "training.*": {"queue": "cells"}}
 
+TENSORBOARD_DIR = env_str("GYRE_TENSORBOARD")
+"""Where TensorBoard event files go, beside the rows; empty: none are written."""
+
 GATEWAY_SOCKET_DIR = RUNTIME_DIR / "gateway"
 """Directory bound into sandboxes; holds only gateway sockets, `gateway.sock` among them."""
 GATEWAY_PORT = env_int("GYRE_GATEWAY_PORT", 0)

@@ -8,6 +8,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", include("gyre_web.watch.urls")),
     path("", include("gyre_web.review.urls")),
     path("", include("gyre_web.catalog.urls")),
+    path("", include("gyre_web.exports.urls")),
     path("", include("gyre_web.cluster.urls")),
     path("", include("gyre_web.audit.urls")),
     path("", include("gyre_web.api.urls")),

@@ -6,6 +6,8 @@ Holds: a dropped step counts as a step, its groups are eaten and its members exc
        with advantages of a step that never was; a run that a person resumes pauses again at the next bad step.
 """
 
+from uuid import UUID
+
 from django.db import transaction
 from django.utils import timezone
 
@@ -43,7 +45,7 @@ def drop_policy_step(step: OptimizerStep, batch: PolicyBatch, cause: str, *, ver
 
 
 @transaction.atomic
-def drop_offline_step(attempt_id: object, *, kind: str, number: int, cause: str) -> bool:
+def drop_offline_step(attempt_id: UUID, *, kind: str, number: int, cause: str) -> bool:
     """The same before version 0. returns whether the attempt pauses now."""
     attempt = Attempt.objects.select_for_update(no_key=True).get(pk=attempt_id)
     save_metrics(attempt, kind=kind, step=number, values={"dropped_steps": 1.0})

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from training.config import Preference
-from training.packing import build_micro_batches
+from training.packing import build_micro_batches, token_numbers
 from training.selection import Sample
-from training.trainer import StepReport, Trainer, by_sample, throughput, token_numbers
+from training.trainer import StepReport, Trainer, by_sample, throughput
 
 
 @dataclass(frozen=True, kw_only=True)

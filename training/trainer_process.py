@@ -149,6 +149,7 @@ class TrainerLoop:
         release_free_memory()
         checkpoint = self._save_checkpoint(attempt, step=0, version=0)
         version = self._save_version(attempt, config, number=0, step=0)
+        self.trainer.reference_path = Path(version.path)
         with transaction.atomic():
             locked = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.id)
             checkpoint.save()

@@ -16,6 +16,7 @@ Never: loads weights.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,7 @@ class Check:
 Case = tuple[str, Callable[[], bool]]
 
 
-def build_report(renderer: Renderer, directory: Path, *, has_bridge: bool = True) -> dict[str, Any]:
+def build_report(renderer: Renderer, directory: Path) -> dict[str, Any]:
     """{"exact": bool, "checks": [{key, words, verdict, right, tried, first, remedy}], "renderer": name}"""
     from environments.rendering.template import load_template
 
@@ -122,12 +123,21 @@ class Prover:
     def rendered(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         return [i for ids in self.renderer.render(messages, tools) for i in ids]
 
+    def same_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> bool:
+        return self.rendered(messages, tools) == self.template_ids(messages, tools)
+
+    def opens_with(self, messages: Sequence[Message], wanted: list[int]) -> bool:
+        return list(self.renderer.opener(messages, [])) == wanted
+
+    def is_silent(self, token_id: int) -> bool:
+        return self.renderer.decoder().push(token_id) == ""
+
     def template_cases(self) -> Iterator[Case]:
         for pattern in PATTERNS:
             for start in range(0, len(SAMPLES), 3):
                 messages = conversation(pattern, start)
                 name = f"{[m['role'] for m in messages]} beginning with {messages[0]['content']!r}"
-                yield name, lambda m=messages: self.rendered(m) == self.template_ids(m)
+                yield name, partial(self.same_ids, messages)
 
     def opener_cases(self) -> Iterator[Case]:
         for pattern in ("u", "su", "suau"):
@@ -135,14 +145,14 @@ class Prover:
             whole = self.template(messages, [], False)
             opened = self.template(messages, [], True)
             wanted = self.tokenizer.encode_template(opened.removeprefix(whole))
-            yield f"after {pattern}", lambda m=messages, w=wanted: list(self.renderer.opener(m, [])) == w
+            yield f"after {pattern}", partial(self.opens_with, messages, wanted)
 
     def bridge_cases(self) -> Iterator[Case]:
         """prompt + opener + answer, extended, must be the ids of the whole; a renderer that answers None is not exact."""
         for pattern in ("su", "u", "suau"):
             for new in ("u", "t"):
                 before = conversation(pattern, 0)
-                yield f"{pattern}, an answer, then {new}", lambda b=before, n=new: self.extends(b, n)
+                yield f"{pattern}, an answer, then {new}", partial(self.extends, before, new)
 
     def extends(self, before: list[dict[str, Any]], new: str) -> bool:
         role = {"u": "user", "t": "tool"}[new]
@@ -161,7 +171,7 @@ class Prover:
 
     def round_trip_cases(self) -> Iterator[Case]:
         for sample in SAMPLES:
-            yield f"{sample[:60]!r}", lambda text=sample: self.survives(text)
+            yield f"{sample[:60]!r}", partial(self.survives, sample)
 
     def survives(self, text: str) -> bool:
         """Through the decoder, token by token; and as the content of a parsed answer, where the text says no more."""
@@ -178,7 +188,7 @@ class Prover:
         stops = self.renderer.stop_token_ids
         yield "there is a stop token", lambda: bool(stops)
         for stop in stops:
-            yield f"id {stop} gives no text", lambda s=stop: self.renderer.decoder().push(s) == ""
+            yield f"id {stop} gives no text", partial(self.is_silent, stop)
         ended = self.template_ids(conversation("ua", 0))
         yield "the template ends an answer with one", lambda: bool(set(ended[-3:]) & set(stops))
 
@@ -189,10 +199,7 @@ class Prover:
         native = self.template(before, [SAMPLE_TOOL], False) != self.template(before, [], False)
         if native:
             for name, messages in (("tools described", before), ("a call and its result", [*before, called, result])):
-                yield (
-                    name,
-                    lambda m=messages: self.rendered(m, [SAMPLE_TOOL]) == self.template_ids(m, [SAMPLE_TOOL]),
-                )
+                yield name, partial(self.same_ids, messages, [SAMPLE_TOOL])
         yield "a call is read back", lambda: self.reads_call_back(before, called)
 
     def reads_call_back(self, before: list[dict[str, Any]], called: dict[str, Any]) -> bool:

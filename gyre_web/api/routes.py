@@ -15,6 +15,7 @@ from environments.models import Node, Rollout
 from gyre_web.accounts.models import User
 from gyre_web.api import present, schemas
 from gyre_web.api.auth import BrowserAuth, TokenAuth, access
+from gyre_web.api.data_routes import router as data_router
 from gyre_web.audit.services import record
 from gyre_web.runs.rollout_filter import NAMES, apply_filter, order, parse_filter, rollouts_of
 from gyre_web.runs.selectors import RunFilter, latest_attempt, list_runs
@@ -186,3 +187,6 @@ def get_nodes(request: HttpRequest, rollout_id: UUID, after: int = -1, limit: in
     rollout = get_object_or_404(Rollout.objects.only("pk"), pk=rollout_id)
     nodes = Node.objects.filter(rollout=rollout, index__gt=after).order_by("index")[: min(max(limit, 1), 500)]
     return [present.node_out(node) for node in nodes]
+
+
+api.add_router("", data_router)

@@ -2,13 +2,15 @@
 
 from django.urls import path
 
-from gyre_web.catalog import views
+from gyre_web.catalog import model_views, views
 
 app_name = "catalog"
 urlpatterns = [
     path("tasks", views.tasks, name="tasks"),
     path("tasks/<uuid:task_id>", views.task, name="task"),
-    path("models", views.models, name="models"),
+    path("models", model_views.models, name="models"),
+    path("models/add", model_views.add_model, name="add_model"),
+    path("models/<uuid:model_id>", model_views.model, name="model"),
     path("harnesses", views.harnesses, name="harnesses"),
     path("harnesses/new", views.new_harness, name="new_harness"),
 ]

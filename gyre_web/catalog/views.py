@@ -1,4 +1,4 @@
-"""Tasks, models and harnesses."""
+"""Tasks and harnesses."""
 
 from uuid import UUID
 
@@ -53,12 +53,6 @@ def task(request: HttpRequest, task_id: UUID) -> HttpResponse:
         "num_rollouts": found.rollouts.count(),
     }
     return render(request, "catalog/task.html", context)
-
-
-@require_role(User.Role.VIEWER)
-@require_GET
-def models(request: HttpRequest) -> HttpResponse:
-    return render(request, "catalog/models.html", {"models": selectors.list_models()})
 
 
 @require_role(User.Role.VIEWER)

@@ -35,6 +35,9 @@ class Label(models.Model):
     reward = models.FloatField(null=True, help_text="Override of the verifier's number.")
     reason = models.TextField(blank=True, help_text="Required with an override or a drop.")
     note = models.TextField(blank=True)
+    turns = models.JSONField(
+        default=dict, help_text='{"<node index>": true (right) or false (wrong)}: marks on single turns.'
+    )
     effect = models.CharField(max_length=10, choices=Effect.choices, default=Effect.NONE)
     superseded_by = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="supersedes")
     client_key = models.CharField(
@@ -44,6 +47,33 @@ class Label(models.Model):
 
     class Meta:
         ordering = ("created_at",)
+
+
+class PairPreference(models.Model):
+    """Which of two rollouts of one task a person prefers. Stored in one order: `first` has the smaller id."""
+
+    class Choice(models.TextChoices):
+        FIRST = "first"
+        SECOND = "second"
+        TIE = "tie"
+        NEITHER = "neither", "neither (both bad)"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    first = models.ForeignKey("environments.Rollout", on_delete=models.CASCADE, related_name="+")
+    second = models.ForeignKey("environments.Rollout", on_delete=models.CASCADE, related_name="+")
+    choice = models.CharField(max_length=8, choices=Choice.choices)
+    author = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
+    author_name = models.CharField(max_length=150)
+    reason = models.TextField(blank=True)
+    superseded_by = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="supersedes")
+    client_key = models.CharField(
+        max_length=40, unique=True, help_text="Made by the browser: a re-sent save is one judgement."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ("created_at",)
+        indexes = [models.Index(fields=("first", "second"))]
 
 
 class Queue(models.Model):

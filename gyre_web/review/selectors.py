@@ -30,6 +30,7 @@ def describe_label(label: Label) -> dict[str, Any]:
         "reward": label.reward,
         "reason": label.reason,
         "note": label.note,
+        "turns": label.turns,
         "effect": label.effect,
         "effect_text": label.get_effect_display(),
         "superseded": label.superseded_by_id is not None,

@@ -8,7 +8,8 @@ Never: computes rewards; touches Member rows itself.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from uuid import UUID
 
@@ -57,6 +58,19 @@ class Judgement:
     reward: float | None = None
     reason: str = ""
     note: str = ""
+    turns: Mapping[str, bool] = field(default_factory=dict)
+    """Marks on single turns: node index -> right or wrong."""
+
+
+def check_turns(rollout: Rollout, turns: Mapping[str, bool]) -> list[LabelError]:
+    """Marks are on turns that the model sampled."""
+    if not turns:
+        return []
+    if not all(key.isascii() and key.isdigit() and isinstance(mark, bool) for key, mark in turns.items()):
+        return [LabelError(field="turns", message="Must be node indexes with true or false.")]
+    known = set(rollout.nodes.filter(sampled=True).values_list("index", flat=True))
+    odd = sorted({int(key) for key in turns} - known)
+    return [LabelError(field="turns", message=f"Node {odd[0]} is no turn of this rollout.")] if odd else []
 
 
 def check_judgement(judgement: Judgement) -> list[LabelError]:
@@ -71,12 +85,13 @@ def check_judgement(judgement: Judgement) -> list[LabelError]:
         errors.append(LabelError(field="reward", message="Must be a finite number, or empty."))
     if (overrides or judgement.keep == Label.Keep.DROP) and not judgement.reason.strip():
         errors.append(LabelError(field="reason", message="Say why: an override or a drop changes what is trained."))
-    for field, text in (("reason", judgement.reason), ("note", judgement.note)):
+    for name, text in (("reason", judgement.reason), ("note", judgement.note)):
         if len(text) > MAX_TEXT_CHARS or "\x00" in text:
-            errors.append(LabelError(field=field, message=f"At most {MAX_TEXT_CHARS} characters, without NUL."))
+            errors.append(LabelError(field=name, message=f"At most {MAX_TEXT_CHARS} characters, without NUL."))
     if not 8 <= len(judgement.client_key) <= 40:
         errors.append(LabelError(field="client_key", message="Must have 8 to 40 characters, new for each judgement."))
-    if not (judgement.verdict or judgement.keep != Label.Keep.UNSET or overrides or judgement.note.strip()):
+    says = judgement.verdict or judgement.keep != Label.Keep.UNSET or overrides or judgement.note.strip()
+    if not (says or judgement.turns):
         errors.append(
             LabelError(field="verdict", message="Say something: a verdict, keep or drop, a reward, or a note.")
         )
@@ -85,7 +100,7 @@ def check_judgement(judgement: Judgement) -> list[LabelError]:
 
 def save_label(*, rollout: Rollout, author: User, judgement: Judgement) -> Label:
     """The stored label, with its effect on training. Raises InvalidLabel. Idempotent by the judgement's `client_key`."""
-    if errors := check_judgement(judgement):
+    if errors := check_judgement(judgement) + check_turns(rollout, judgement.turns):
         raise InvalidLabel(errors)
     try:
         with transaction.atomic():
@@ -101,7 +116,7 @@ def _add_label(rollout: Rollout, author: User, judgement: Judgement) -> Label:
     label = Label.objects.create(
         rollout=rollout, author=author, author_name=author.username, verdict=judgement.verdict, keep=judgement.keep,
         reward=judgement.reward, reason=judgement.reason.strip(), note=judgement.note.strip(),
-        client_key=judgement.client_key,
+        client_key=judgement.client_key, turns=dict(judgement.turns),
     )  # fmt: skip
     earlier = Label.objects.filter(rollout=rollout, author=author, superseded_by=None).exclude(pk=label.pk)
     before = [label_values(one) for one in earlier]
@@ -120,7 +135,7 @@ def _add_label(rollout: Rollout, author: User, judgement: Judgement) -> Label:
 
 
 def label_values(label: Label) -> dict[str, object]:
-    names = ("verdict", "keep", "reward", "note", "effect")
+    names = ("verdict", "keep", "reward", "note", "turns", "effect")
     return {name: getattr(label, name) for name in names}
 
 

@@ -34,7 +34,7 @@ def error_response(errors: list[services.LabelError]) -> HttpResponse:
 @require_role(User.Role.REVIEWER)
 @require_POST
 def save_label(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
-    """Body: {verdict, keep, reward, reason, note, client_key}. The answer is the acknowledgement the outbox waits for."""
+    """Body: {verdict, keep, reward, reason, note, turns?, client_key}. The answer is the acknowledgement the outbox waits for."""
     rollout = get_object_or_404(Rollout, pk=rollout_id)
     try:
         judgement = parse_judgement(request.body)
@@ -59,9 +59,13 @@ def parse_judgement(body: bytes) -> services.Judgement:
     reward = data.get("reward")
     if reward is not None and (isinstance(reward, bool) or not isinstance(reward, int | float)):
         errors.append(services.LabelError(field="reward", message="Must be a number, or null for no override."))
+    turns = data.get("turns") or {}
+    if not isinstance(turns, dict):
+        errors.append(services.LabelError(field="turns", message="Must be an object: node index to true or false."))
     if errors:
         raise services.InvalidLabel(errors)
     return services.Judgement(
+        turns=turns,
         verdict=data.get("verdict", ""),
         keep=data.get("keep") or Label.Keep.UNSET,
         reward=None if reward is None else float(reward),

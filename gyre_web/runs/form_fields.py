@@ -16,16 +16,21 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from environments.models import Harness, Model, TaskSet
-from training.config import RunConfig
+from training.config import SECTIONS_OF_KIND, RunConfig
+from training.models import Dataset
 
 GENERAL = "general"
+KIND = "kind"
 TITLES = {
+    KIND: "Kind of run",
     "model": "Model",
     "tasks": "Tasks",
     "harness": "Harness",
     "sampling": "Sampling",
     "budgets": "Budgets of a rollout",
     "warm_start": "Warm start",
+    "supervised": "Supervised",
+    "preference": "Preferences",
     "objective": "Objective",
     "optimization": "Optimization",
     "schedule": "Schedule and cells",
@@ -35,17 +40,20 @@ TITLES = {
     GENERAL: "Reproducibility",
 }
 LEADS = {
+    KIND: "What the run does; the sections below are those that it reads.",
     "model": "The policy that learns.",
     "tasks": "What it practises on, and how many attempts at each are compared.",
     "harness": "The agent program that does the work, unmodified.",
     "sampling": "Imposed on every call, whatever the harness asks for.",
     "budgets": "When a rollout ends by itself. What is left then is scored.",
     "warm_start": "Imitate an expert first, so that there is something to reinforce.",
+    "supervised": "Which recorded rollouts are imitated: the ones you kept, the ones that were rewarded, an expert's.",
+    "preference": "Which judged pairs the model learns from (DPO).",
     "objective": "How rewards become credit, and credit becomes a loss.",
     "optimization": "How far each step goes, and how much memory it may take.",
     "schedule": "Who serves and who trains, and how old a rollout may be.",
     "engine": "The inference server.",
-    "evaluation": "Tasks that are never trained on.",
+    "evaluation": "Tasks that measure the model; held-out ones are never trained on.",
     "review_gate": "Whether a person judges before the model learns.",
     GENERAL: "The same seed draws the same tasks in the same order.",
 }
@@ -79,6 +87,8 @@ class FormSection:
     title: str
     lead: str
     fields: list[FormField]
+    kinds: str = ""
+    """Kinds of run that read it, apart by spaces; empty: all."""
     parts: list[list[FormField]] = field(default_factory=list)
     """Of the task mixture: one list of fields for each task set in it."""
 
@@ -94,8 +104,16 @@ def build_sections(data: Mapping[str, Any]) -> list[FormSection]:
             sections.append(build_section(name, inner, data.get(name) or {}, catalog))
         else:
             general.append(build_field(name, info, data.get(name, info.default), catalog))
-    sections.append(FormSection(name=GENERAL, title=TITLES[GENERAL], lead=LEADS[GENERAL], fields=general))
-    return sections
+    kind = FormSection(
+        name=KIND, title=TITLES[KIND], lead=LEADS[KIND], fields=[each for each in general if each.name == KIND]
+    )
+    rest = [each for each in general if each.name != KIND]
+    return [kind, *sections, FormSection(name=GENERAL, title=TITLES[GENERAL], lead=LEADS[GENERAL], fields=rest)]
+
+
+def kinds_of(section: str) -> str:
+    """Kinds of run that read a section; empty where every kind does."""
+    return " ".join(kind for kind, sections in SECTIONS_OF_KIND.items() if section in sections)
 
 
 def build_section(
@@ -118,7 +136,12 @@ def build_section(
                 ]
             )
     return FormSection(
-        name=name, title=TITLES.get(name, name.capitalize()), lead=LEADS.get(name, ""), fields=fields, parts=parts
+        name=name,
+        title=TITLES.get(name, name.capitalize()),
+        lead=LEADS.get(name, ""),
+        fields=fields,
+        parts=parts,
+        kinds=kinds_of(name),
     )
 
 
@@ -135,8 +158,16 @@ def load_catalog() -> dict[str, tuple[str, ...]]:
     return {
         "model.name": tuple(Model.objects.values_list("name", flat=True)),
         "harness.name": tuple(Harness.objects.values_list("name", flat=True)),
+        "supervised.dataset": dataset_names(Dataset.Kind.ROLLOUTS),
+        "preference.dataset": dataset_names(Dataset.Kind.PAIRS),
         "taskset": tuple(TaskSet.objects.values_list("name", flat=True)),
     }
+
+
+def dataset_names(kind: str) -> tuple[str, ...]:
+    """With an empty choice first, so that nothing is chosen by itself."""
+    names = tuple(Dataset.objects.filter(kind=kind).values_list("name", flat=True)[:500])
+    return ("", *names) if names else ()
 
 
 def build_field(name: str, info: FieldInfo, value: Any, catalog: Mapping[str, tuple[str, ...]]) -> FormField:

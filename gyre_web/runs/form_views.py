@@ -16,7 +16,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from gyre_web.accounts.access import require_role, signed_in
 from gyre_web.accounts.models import User
 from gyre_web.audit.services import record
-from gyre_web.runs.form_fields import as_text, build_sections, data_from_post, flat_values
+from gyre_web.runs.form_fields import as_text, build_sections, data_from_post, field_kinds, flat_values
 from gyre_web.runs.selectors import latest_attempt
 from training import services
 from training.config import RunConfig
@@ -35,8 +35,16 @@ def new_run(request: HttpRequest) -> HttpResponse:
 def show_form(request: HttpRequest) -> HttpResponse:
     source = find_source(request.GET.get("from", ""))
     data = source.config if source else RunConfig().model_dump(mode="json")
-    name = free_name(source.run.name if source else "run")
+    data = merged(RunConfig().model_dump(mode="json"), data) if source else data
+    data = merged(data, asked_for(request))
+    name = free_name(source.run.name if source else f"{data['kind']}" if data["kind"] != "rl" else "run")
     return render_form(request, name=name, data=data, source=source)
+
+
+def asked_for(request: HttpRequest) -> dict[str, Any]:
+    """Fields that a link prefills, by dotted name: ?kind=evaluation&model.start_from=demo/1/9."""
+    known = field_kinds()
+    return data_from_post({name: str(value) for name, value in request.GET.items() if name in known})
 
 
 def find_source(run_id: str) -> Attempt | None:

@@ -1,6 +1,6 @@
 """Which numbers the run page charts, by the keys of training.metrics.DEFINITIONS, which also says what they mean."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training.metrics import define
 
@@ -41,6 +41,58 @@ class Chart:
     def keys(self) -> str:
         return " · ".join(series.key for series in self.series)
 
+
+def charts_of(kind: str) -> tuple[Chart, ...]:
+    """What a run of this kind charts."""
+    match kind:
+        case "supervised":
+            return (LOSS, *OFFLINE)
+        case "preference":
+            return (PAIR_LOSS, PAIRS, GAINS, *(replace(chart, kind="preference") for chart in OFFLINE))
+        case "evaluation":
+            return ()
+        case _:
+            return CHARTS
+
+
+LOSS = Chart(id="loss", title="Loss", series=(Series(key="loss", name="loss"),), unit="nat", kind="supervised")
+PAIR_LOSS = replace(LOSS, kind="preference", unit="")
+PAIRS = Chart(
+    id="pairs",
+    title="Pairs right",
+    series=(Series(key="pair_accuracy", name="share"),),
+    unit="share",
+    kind="preference",
+)
+GAINS = Chart(
+    id="gains",
+    title="Gain over the reference",
+    series=(Series(key="chosen_gain", name="chosen"), Series(key="rejected_gain", name="rejected")),
+    unit="nat",
+    kind="preference",
+)
+OFFLINE: tuple[Chart, ...] = (
+    Chart(
+        id="entropy", title="Entropy", series=(Series(key="entropy", name="entropy"),), unit="nat", kind="supervised"
+    ),
+    Chart(id="gradient", title="Gradient norm", series=(Series(key="grad_norm", name="norm"),), kind="supervised"),
+    Chart(id="rate", title="Learning rate", series=(Series(key="learning_rate", name="rate"),), kind="supervised"),
+    Chart(
+        id="speed",
+        title="Training speed",
+        series=(Series(key="train_tokens_per_s", name="tokens/s"),),
+        unit="tokens/s",
+        kind="supervised",
+    ),
+    Chart(
+        id="memory",
+        title="Trainer memory",
+        series=(Series(key="peak_memory_bytes", name="peak"),),
+        unit="GB",
+        kind="supervised",
+        divide_by=1e9,
+    ),
+)
 
 CHARTS: tuple[Chart, ...] = (
     Chart(

@@ -12,9 +12,10 @@ from typing import Any
 
 from django import forms
 from django.db.models import DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, QuerySet
-from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Coalesce
 
-from environments.models import Node, Outcome, Rollout
+from environments.message_index import containing
+from environments.models import Outcome, Rollout
 from gyre_web.accounts.forms import style
 from training.models import Attempt, Member
 
@@ -32,6 +33,16 @@ SORTS = {
 }
 ANY = ("", "Any")
 YES_NO = (ANY, ("yes", "Yes"), ("no", "No"))
+
+
+VERDICTS = (
+    ("success", "success"),
+    ("partial", "partial"),
+    ("failure", "failure"),
+    ("hack", "reward hack"),
+    ("unsure", "unsure"),
+)
+"""As gyre_web.review.models.Label.Verdict has them; that module imports this one."""
 
 
 class RolloutFilterForm(forms.Form):
@@ -55,6 +66,9 @@ class RolloutFilterForm(forms.Form):
     seconds_max = forms.FloatField(required=False, min_value=0, label="Seconds to")
     flagged = forms.ChoiceField(required=False, choices=YES_NO)
     reviewed = forms.ChoiceField(required=False, choices=YES_NO)
+    kept = forms.ChoiceField(required=False, choices=(ANY, ("keep", "Kept"), ("drop", "Dropped")), label="People said")
+    verdict = forms.ChoiceField(required=False, choices=(ANY, *VERDICTS), label="Judged as")
+    harness = forms.CharField(required=False, max_length=100)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,16 +106,24 @@ def apply_filter(rollouts: "QuerySet[Rollout]", wanted: RolloutFilter) -> "Query
     if wanted.errors:
         return rollouts.none()
     values = wanted.active
-    rollouts = rollouts.annotate(duration=ExpressionWrapper(F("ended_at") - F("started_at"), DurationField()))
+    rollouts = rollouts.annotate(
+        duration=ExpressionWrapper(F("ended_at") - F("started_at"), DurationField()),
+        judged_reward=Coalesce("member__effective_reward", "reward"),
+    )
     rollouts = rollouts.filter(build_condition(values))
     if "reviewed" in values:
         from gyre_web.review.models import Label
 
         labelled = Exists(Label.objects.filter(rollout=OuterRef("pk")))
         rollouts = rollouts.filter(labelled if values["reviewed"] == "yes" else ~labelled)
+    for name, column in (("kept", "keep"), ("verdict", "verdict")):
+        if name in values:
+            from gyre_web.review.models import Label
+
+            standing = Label.objects.filter(rollout=OuterRef("pk"), superseded_by=None, **{column: values[name]})
+            rollouts = rollouts.filter(Exists(standing))
     if "q" in values:
-        nodes = Node.objects.filter(rollout=OuterRef("pk")).annotate(text=KeyTextTransform("content", "message"))
-        rollouts = rollouts.filter(Exists(nodes.filter(text__icontains=values["q"])))
+        rollouts = containing(rollouts, values["q"])
     return rollouts
 
 
@@ -112,8 +134,9 @@ SIMPLE = {
     "disposition": "member__disposition",
     "reason": "member__reason__icontains",
     "purpose": "purpose",
-    "reward_min": "reward__gte",
-    "reward_max": "reward__lte",
+    "harness": "harness__name",
+    "reward_min": "judged_reward__gte",
+    "reward_max": "judged_reward__lte",
     "step": "member__group__step__number",
     "tokens_min": "sampled_tokens__gte",
     "tokens_max": "sampled_tokens__lte",

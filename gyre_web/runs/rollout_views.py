@@ -121,6 +121,7 @@ def group(request: HttpRequest, group_id: UUID) -> HttpResponse:
         "attempt": found.attempt,
         "run": found.attempt.run,
         "columns": group_page.load_columns(found),
+        "may_judge": has_role(request.user, User.Role.REVIEWER),
         "previous": by_index.get(found.index - 1),
         "next": by_index.get(found.index + 1),
     }

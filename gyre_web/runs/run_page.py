@@ -20,6 +20,7 @@ from gyre_web.runs import metric_keys
 from gyre_web.runs.selectors import load_idle_shares
 from gyre_web.runs.strip import WINDOWS, Strip, build_strip
 from training.config import RunConfig
+from training.metrics import define
 from training.models import Attempt, Cell, Group, Member, Metric, Run, RunEvent, Version
 from training.services import config_to_toml, differences
 
@@ -60,7 +61,13 @@ def access_run(run_id: UUID, number: str = "") -> tuple[Run, Attempt, list[Attem
     return run, shown, attempts
 
 
+def kind_of(attempt: Attempt) -> str:
+    return str(attempt.config.get("kind", "rl"))
+
+
 def build_tiles(attempt: Attempt) -> list[Tile]:
+    if kind_of(attempt) != "rl":
+        return build_offline_tiles(attempt)
     series = load_series(attempt)
     counts = count_rollouts(attempt)
     return [
@@ -71,6 +78,56 @@ def build_tiles(attempt: Attempt) -> list[Tile]:
         staleness_tile(attempt),
         speed_tile(attempt),
         idle_tile(attempt),
+    ]
+
+
+def build_offline_tiles(attempt: Attempt) -> list[Tile]:
+    """Of a run without an online phase: how its steps went, and how good version 0 is."""
+    tiles = []
+    if kind_of(attempt) in ("supervised", "preference"):
+        rows = Metric.objects.filter(attempt=attempt, kind=kind_of(attempt)).order_by("step")
+        found: dict[str, list[float]] = defaultdict(list)
+        for key, value in rows.values_list("key", "value"):
+            found[key].append(value)
+        tiles = [offline_tile(found, key) for key in OFFLINE_TILES[kind_of(attempt)]]
+        tiles.append(dropped_tile(found))
+    return [*tiles, *pass_at_tiles(attempt), speed_tile(attempt), idle_tile(attempt)]
+
+
+OFFLINE_TILES = {"supervised": ("loss", "entropy", "grad_norm"), "preference": ("loss", "pair_accuracy", "pair_margin")}
+
+
+def offline_tile(found: dict[str, list[float]], key: str) -> Tile:
+    values, known = found.get(key, []), define(key)
+    note = f"{values[0]:.3g} at step 1, {len(values)} steps" if values else "after the first step"
+    value = f"{values[-1]:.3g}" if values else "–"
+    return Tile(label=known.label, value=value, unit=known.unit, note=note, meaning=known.meaning, key=key)
+
+
+def dropped_tile(found: dict[str, list[float]]) -> Tile:
+    number, known = int(sum(found.get("dropped_steps", []))), define("dropped_steps")
+    return Tile(
+        label="Dropped", value=str(number), unit="steps", note="loss or gradient not finite", meaning=known.meaning,
+        key="dropped_steps", tone="bad" if number else "",
+    )  # fmt: skip
+
+
+def pass_at_tiles(attempt: Attempt) -> list[Tile]:
+    """pass@k of the newest evaluation, with its interval."""
+    versions = Version.objects.filter(attempt=attempt).order_by("-number").values_list("evaluation", flat=True)
+    found: dict[str, Any] = next(
+        (each["heldout"]["pass_at"] for each in versions if each.get("heldout", {}).get("pass_at")), {}
+    )
+    return [
+        Tile(
+            label=f"pass@{k}",
+            value=f"{100 * each['value']:.1f}",
+            unit="%",
+            note=f"{100 * each['low']:.1f}–{100 * each['high']:.1f} % ({each['method']}, {each['tasks']} tasks)",
+            meaning=f"{define('pass_at').meaning} The interval holds the true value in 95 of 100 such evaluations.",
+            key=f"pass_at/{k}",
+        )
+        for k, each in found.items()
     ]
 
 
@@ -212,7 +269,8 @@ def load_versions(attempt: Attempt) -> list[Version]:
 
 def load_chart_data(attempt: Attempt) -> dict[str, Any]:
     """All charted series of an attempt: {"charts": [{id, title, ..., series: [{name, key, x, y}]}], "step": n}."""
-    keys = {series.key for chart in metric_keys.CHARTS for series in chart.series}
+    shown = metric_keys.charts_of(kind_of(attempt))
+    keys = {series.key for chart in shown for series in chart.series}
     points: Points = defaultdict(lambda: ([], []))
     rows = Metric.objects.filter(attempt=attempt, key__in=keys).order_by("step")
     for kind, key, step, value in rows.values_list("kind", "key", "step", "value"):
@@ -226,7 +284,7 @@ def load_chart_data(attempt: Attempt) -> dict[str, Any]:
             "kind": chart.kind,
             "series": build_series(chart, points),
         }
-        for chart in metric_keys.CHARTS
+        for chart in shown
     ]
     return {"step": attempt.step, "charts": charts}
 

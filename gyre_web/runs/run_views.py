@@ -16,9 +16,11 @@ from gyre_web.accounts.models import User
 from gyre_web.audit.services import record
 from gyre_web.runs import run_page
 from gyre_web.runs.heat import load_heat
-from gyre_web.runs.metric_keys import CHARTS
+from gyre_web.runs.metric_keys import charts_of
 from gyre_web.runs.strip import WINDOWS
 from training import services
+from training.delivery import load_delivery
+from training.kinds import WORDS
 from training.models import Attempt, Run
 
 
@@ -81,6 +83,10 @@ def page_context(request: HttpRequest, run: Run, attempt: Attempt) -> dict[str, 
         "run": run,
         "attempt": attempt,
         "num_steps": attempt.config.get("optimization", {}).get("steps", 0),
+        "kind": run_page.kind_of(attempt),
+        "kind_word": WORDS.get(run_page.kind_of(attempt), ""),
+        "is_online": run_page.kind_of(attempt) == "rl",
+        "delivery": load_delivery(attempt),
         "tiles": run_page.build_tiles(attempt),
         "strip": run_page.load_strip(attempt, window),
         "window": window if window in WINDOWS else "all",
@@ -102,7 +108,7 @@ def detail(request: HttpRequest, run_id: UUID) -> HttpResponse:
         return render(request, "runs/_live.html", context)
     context |= {
         "attempts": attempts,
-        "charts": CHARTS,
+        "charts": charts_of(run_page.kind_of(attempt)),
         "versions": run_page.load_versions(attempt),
         "config": run_page.describe_config(attempt, attempts),
     }

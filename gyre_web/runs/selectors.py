@@ -48,6 +48,7 @@ class RunRow:
     model: str
     tasks: str
     harness: str
+    kind: str
     num_steps: int
     rewards: list[float | None]
     num_live: int
@@ -134,6 +135,7 @@ def build_row(
         model=config.get("model", {}).get("name", ""),
         tasks=", ".join(part.get("taskset", "") for part in mixture),
         harness=config.get("harness", {}).get("name", ""),
+        kind=config.get("kind", "rl"),
         num_steps=config.get("optimization", {}).get("steps", 0),
         rewards=rewards,
         num_live=num_live,

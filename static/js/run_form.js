@@ -158,9 +158,18 @@ function draw(check) {
   if (check.toml !== null && document.activeElement !== toml) toml.value = check.toml;
 }
 
+/** Show the sections that the chosen kind of run reads. */
+function showKind() {
+  const kind = /** @type {HTMLSelectElement | null} */ (form.querySelector('[name="kind"]'))?.value ?? "rl";
+  for (const node of form.querySelectorAll("[data-kinds]")) {
+    /** @type {HTMLElement} */ (node).hidden = !(/** @type {HTMLElement} */ (node).dataset.kinds ?? "").split(" ").includes(kind);
+  }
+}
+
 async function ask() {
   const mine = ++asked;
   markChanged();
+  showKind();
   try {
     const response = await fetch(form.dataset.checkUrl ?? "", { method: "POST", body: new FormData(form) });
     if (!response.ok) throw new Error(String(response.status));
@@ -292,4 +301,5 @@ const watcher = new IntersectionObserver(
 for (const section of form.querySelectorAll(".form-section[id]")) watcher.observe(section);
 
 markChanged();
+showKind();
 draw(JSON.parse(document.getElementById("first-check")?.textContent ?? "{}"));

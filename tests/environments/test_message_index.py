@@ -99,7 +99,15 @@ def test_among_many_messages_the_index_is_used(cast):
                 " to_tsvector('simple', 'common words ' || md5(n::text)) FROM generate_series(1, 2000) n",
                 [other.pk],
             )
-        cursor.execute("ANALYZE environments_messagetext")
+            cursor.execute(
+                "INSERT INTO environments_node (rollout_id, index, depth_tokens, key, role, branch_role, sampled,"
+                " trainable, opener_length, ids, version_spans, engines, message, flags, created_at)"
+                " SELECT %s, n, 0, '', 'user', 'main', false, false, 0, '', '[]', '[]',"
+                " jsonb_build_object('content', 'common words ' || md5(n::text)), '[]', now()"
+                " FROM generate_series(1, 2000) n",
+                [other.pk],
+            )
+        cursor.execute("ANALYZE environments_messagetext, environments_node, environments_rollout")
     plan = containing(Rollout.objects.all(), "pelican").explain()
     assert "message_text_words" in plan
     assert found("pelican") == {wanted.pk}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from environments.models import Task
+from environments.models import Model, Task
 from gyre_web.accounts.models import User
 from tests.gyre_web.factories import make_run, make_user
 from training.models import Group
@@ -17,6 +17,11 @@ READ = [
     ("/tasks", "viewer"),
     ("/tasks/{task}", "viewer"),
     ("/models", "viewer"),
+    ("/models/{model}", "viewer"),
+    ("/evaluations", "viewer"),
+    ("/compare", "viewer"),
+    ("/exports", "viewer"),
+    ("/runs/{run}/metrics.csv", "viewer"),
     ("/harnesses", "viewer"),
     ("/cluster", "viewer"),
     ("/account", "viewer"),
@@ -30,6 +35,9 @@ WRITE = [
     ("/runs/{run}/filters", {"name": "x"}, "reviewer"),
     ("/runs/new/check", {"name": "x"}, "operator"),
     ("/runs/new/toml", {"toml": ""}, "operator"),
+    ("/exports/make", {}, "reviewer"),
+    ("/compare/judge", {}, "reviewer"),
+    ("/models/add", {}, "operator"),
     ("/runs/{run}/steer", {"wanted": "pause"}, "operator"),
     ("/people/{person}/link", {}, "admin"),
     ("/people/{person}/change", {"role": "viewer"}, "admin"),
@@ -42,6 +50,7 @@ def names(db):
     return {
         "run": attempt.run_id,
         "group": Group.objects.first().pk,
+        "model": Model.objects.first().pk,
         "task": Task.objects.first().pk,
         "person": make_user("somebody", "viewer").pk,
     }

@@ -14,8 +14,7 @@ from uuid import UUID
 from environments.models import Call, Node, Rollout
 from environments.text import restore_json
 from training.models import Member
-from training.policy_batch import build_record
-from training.selection import Sample, select_samples
+from training.selection import Sample, build_record, select_samples
 
 Message = dict[str, Any]
 
@@ -92,7 +91,7 @@ def build_branch(sample: Sample, by_index: dict[int, Node]) -> Branch:
     return Branch(
         sample=sample,
         nodes=[node.index for node in path],
-        messages=[restore_json(node.message) for node in path],
+        messages=[{"role": node.role, **restore_json(node.message)} for node in path],
         trained=[bool(sample.loss_mask[piece.start : piece.stop].any()) for piece in sample.pieces],
         version_spans=spans,
     )

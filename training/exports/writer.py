@@ -81,6 +81,10 @@ def write_export(export_id: UUID, *, owner: str) -> None:
     except OSError as error:
         what = "there is no room for the file" if is_full(error) else str(error)
         end(export, owner, state=Export.State.FAILED, error=f"Not written: {what}. Free some space and make it again.")
+    except Exception as error:  # the boundary of the job: a fault in one record must not make it be tried for ever
+        log.exception("export failed", extra={"export": str(export_id)})
+        why = f"{type(error).__name__}: {error}"[:400]
+        end(export, owner, state=Export.State.FAILED, error=f"Not written: {why}. Report it with the export's filter.")
     finally:
         part.unlink(missing_ok=True)
         if not connection.in_atomic_block:

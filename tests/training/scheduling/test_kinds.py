@@ -18,6 +18,17 @@ def start(tmp_path, **sections):
     return World(attempt_id=attempt.id)
 
 
+def dispatch(world, number):
+    """Up to so many evaluation rollouts that run."""
+    for _ in range(50):
+        world.round()
+        if world.unfinished("evaluation").count() == number:
+            return
+        world.cells()
+        world.trainer()
+    raise AssertionError(world.attempt.phase)
+
+
 def over(world):
     return lambda: world.attempt.is_over
 
@@ -39,7 +50,7 @@ def test_an_evaluation_run_measures_the_model_as_it_lies_and_trains_nothing(tmp_
 
 def test_a_rollout_that_could_not_be_scored_is_done_again_and_other_places_of_its_task_are_not(tmp_path):
     world = start(tmp_path, kind="evaluation", evaluation={"tasks": 2, "samples_per_task": 2})
-    world.run_until(lambda: world.unfinished("evaluation").count() == 4)
+    dispatch(world, 4)
     world.fail_rollout(world.unfinished("evaluation").first())
     world.run_until(over(world))
     state = Version.objects.get(attempt=world.attempt).evaluation["heldout"]
@@ -84,7 +95,7 @@ def test_a_run_on_a_data_set_evaluates_what_it_made(tmp_path):
 
 def test_stop_in_the_middle_of_an_evaluation_ends_it_when_what_runs_has_ended(tmp_path):
     world = start(tmp_path, kind="evaluation", evaluation={"tasks": 4}, harness={"max_running": 2})
-    world.run_until(lambda: world.unfinished("evaluation").count() == 2)
+    dispatch(world, 2)
     services.request(world.attempt_id, "stop")
     world.run_until(over(world))
     assert world.attempt.state == Attempt.State.STOPPED
