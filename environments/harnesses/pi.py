@@ -80,8 +80,10 @@ class Pi(InstalledProgram):
         return {".pi/agent/models.json": json.dumps({"providers": {"gyre": provider}}, indent=1)}
 
     def find_trouble(self, output: str) -> str:
-        """Its last assistant message says how the run ended."""
+        """Its last assistant message says how the run ended; what follows a compaction is not printed."""
         for event in json_lines(output):
+            if event.get("type") == "compaction_start":
+                return ""
             message = event.get("message")
             if event.get("type") == "message_end" and isinstance(message, dict) and message.get("role") == "assistant":
                 failed = message.get("stopReason") == "error"

@@ -53,6 +53,14 @@ def act(text: str, action: Action) -> str:
     return "\n".join(pieces)
 
 
+def try_to_act(text: str, action: Action) -> str:
+    """What cannot be done is said in the answer, where whoever wrote the script sees it."""
+    try:
+        return act(text, action)
+    except tool_use.NoTool as error:
+        return f"The script cannot go on: {error}"
+
+
 def raw_call(name: str, arguments: str) -> str:
     """`arguments` that are no JSON stay as they are: what a model that errs would write."""
     try:
@@ -96,9 +104,9 @@ class Script:
             return DEFAULT_ANSWER.format(num=len(prompt.ids))
         entry = self.entries[found[-1]]
         if begun:
-            answers = (act(text, answer) for answer in entry.answers)
+            answers = (try_to_act(text, answer) for answer in entry.answers)
             return next((answer[len(begun) :] for answer in answers if answer.startswith(begun)), "")
-        answer = act(text, entry.at(self.given[found[-1]]))
+        answer = try_to_act(text, entry.at(self.given[found[-1]]))
         self.given[found[-1]] += 1
         self._remember(prompt.call, answer)
         return answer

@@ -19,7 +19,7 @@ COMMAND = ("command", "cmd", "script")
 PATH = ("file_path", "filePath", "path", "absolute_path", "filename", "file")
 CONTENT = ("content", "contents", "text", "file_text")
 SHELL_NAME = re.compile(r"bash|shell|exec|command|terminal", re.I)
-READ_NAME = re.compile(r"read|view|open|cat", re.I)
+READ_NAME = re.compile(r"^(?!.*(image|write|edit)).*(read|view|open|cat)", re.I)
 AGENT_NAME = re.compile(r"agent|task|spawn", re.I)
 PROMPT = ("prompt", "message", "instructions", "task")
 
@@ -33,6 +33,11 @@ class OfferedTool:
     name: str
     properties: Mapping[str, Any]
     required: Sequence[str]
+
+    @property
+    def short_name(self) -> str:
+        """Without its namespace."""
+        return self.name.rpartition(".")[2]
 
     def first(self, names: Sequence[str]) -> str:
         return next((name for name in names if name in self.properties), "")
@@ -70,7 +75,7 @@ def run(text: str, command: str) -> str:
         return f"```bash\n{command}\n```"
     for tool in tools:
         parameter = tool.first(COMMAND)
-        if parameter and SHELL_NAME.search(tool.name):
+        if parameter and SHELL_NAME.search(tool.short_name):
             return call(tool, {parameter: command})
     raise NoTool(f"None of {names_of(tools)} runs a command.")
 
@@ -89,7 +94,7 @@ def write(text: str, path: str, content: str) -> str:
 def read(text: str, path: str) -> str:
     for tool in read_tools(text):
         where = tool.first(PATH)
-        if where and not tool.first(CONTENT) and READ_NAME.search(tool.name):
+        if where and not tool.first(CONTENT) and READ_NAME.search(tool.short_name):
             return call(tool, {where: absolute(path)})
     return run(text, f"cat {shlex.quote(path)}")
 
@@ -99,7 +104,7 @@ def delegate(text: str, prompt: str) -> str:
     tools = read_tools(text)
     for tool in tools:
         parameter = tool.first(PROMPT)
-        if parameter and AGENT_NAME.search(tool.name):
+        if parameter and AGENT_NAME.search(tool.short_name):
             return call(tool, {parameter: prompt})
     raise NoTool(f"None of {names_of(tools)} starts a sub-agent.")
 

@@ -13,12 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from environments.harnesses.trial import STEPS, TITLE, Report
+from environments.harnesses.trial import INSTRUCTION, STEPS, TITLE, Report
 from environments.scripted.engine import Fault
 
 LETTERS = {"main": "m", "main-summary": "M", "sub-agent": "s", "sub-summary": "S", "side": ".", "": "-"}
-SUMMARY = "summari[sz]|CONTEXT CHECKPOINT COMPACTION|compaction|Respond with TEXT ONLY"
+LAST_USER = "\nuser\n(?!.*\nuser\n).*"
+SUMMARY = (
+    "context summarization|summarizes internal chat history|"
+    f"{LAST_USER}(CONTEXT CHECKPOINT COMPACTION|Respond with TEXT ONLY)"
+)
 SUB_TASK = "Look around as the second one."
+SUB_PROMPT = f"^(?!.*{INSTRUCTION[:30]}).*{SUB_TASK}"
+"""The parent's prompt has the sub-agent's task too, in the call that started it."""
 LONG_TEXT = "I have a lot to say. " * 60
 
 
@@ -40,7 +46,7 @@ class Situation:
 
 
 WRITE, READ, FINISH = STEPS
-NOISE = {"say": "I look.", "run": "head -c 9000 /dev/zero | tr '\\0' x"}
+NOISE = {"say": "I look.", "run": "head -c 28000 /dev/zero | tr '\\0' x"}
 SITUATIONS: dict[str, Situation] = {
     "base": Situation(),
     "parallel": Situation(
@@ -52,15 +58,15 @@ SITUATIONS: dict[str, Situation] = {
     "empty": Situation(steps=({"empty": True}, WRITE, FINISH)),
     "reasoning": Situation(steps=({"think": "Only a thought."}, WRITE, FINISH)),
     "overflow": Situation(
-        steps=(NOISE, NOISE, NOISE, NOISE, WRITE, READ, FINISH),
+        steps=(*[NOISE] * 8, WRITE, READ, FINISH),
         further=([SUMMARY, "<summary>The file out.txt has still to be written.</summary>"],),
-        room_tokens=30_000,
+        room_tokens=200_000,
     ),
     "refused-once": Situation(faults={1: Fault(refuse=500)}),
     "pause": Situation(faults={1: Fault(hang_s=2.0)}),
     "sub-agent": Situation(
         steps=({"delegate": SUB_TASK}, WRITE, READ, FINISH),
-        further=([f"{SUB_TASK}(?!.*delegat)", {"steps": [{"run": "ls"}, "I have looked."]}],),
+        further=([SUB_PROMPT, {"steps": [{"run": "ls"}, "I have looked."]}],),
     ),
 }
 
@@ -100,8 +106,55 @@ UNSOLVED = "completed, unsolved"
 EXPECTED: dict[tuple[str, str], Shape] = {
     ("mini-tools", "base"): KEPT,
     ("pi-chat", "base"): REWRITTEN,
+    ("pi-responses", "base"): REWRITTEN,
+    ("pi-messages", "base"): REWRITTEN,
     ("codex", "base"): KEPT,
+    ("claude", "base"): REWRITTEN,
     ("claude-bare", "base"): REWRITTEN,
+    ("opencode", "base"): shape("mmm.", branches=2, roots="m.", arguments=2),
     ("qwen", "base"): REWRITTEN,
+    ("gemini", "base"): REWRITTEN,
+    # Two calls in one turn come back in one request.
+    ("mini-tools", "parallel"): shape("mm"),
+    ("codex", "parallel"): shape("mm"),
+    ("claude-bare", "parallel"): shape("mm", arguments=1),
+    ("pi-chat", "parallel"): shape("mm", arguments=1),
+    # Cut JSON: told so and kept (mini, Codex), wrapped (Claude), repaired and run (pi), sampled again (Qwen).
+    ("mini-tools", "bad-arguments"): shape("mmmm"),
+    ("codex", "bad-arguments"): shape("mmmm"),
+    ("claude-bare", "bad-arguments"): shape("mmmm", arguments=3),
+    ("pi-chat", "bad-arguments"): shape("mmmm", arguments=3),
+    # A tool that is not there is an error result.
+    ("mini-tools", "unknown-tool"): shape("mmm"),
+    ("codex", "unknown-tool"): shape("mmm"),
+    ("claude-bare", "unknown-tool"): shape("mmm", arguments=2),
+    ("pi-chat", "unknown-tool"): shape("mmm", arguments=2),
+    # Cut by length: our mini class says so, Codex dies, Claude goes on where it stopped.
+    ("mini-tools", "length"): shape("mmm"),
+    ("codex", "length"): shape("m", outcome="harness_crash, unsolved"),
+    ("claude-bare", "length"): shape("mmm", arguments=1),
+    ("pi-chat", "length"): shape("m", outcome=UNSOLVED),
+    # Nothing said: Claude drops the turn and changes the user's text, so the next turn is a branch.
+    ("mini-tools", "empty"): shape("mmm"),
+    ("codex", "empty"): shape("m", outcome=UNSOLVED),
+    ("claude-bare", "empty"): shape("mmm", branches=2, edit=1, arguments=1),
+    ("pi-chat", "empty"): shape("m", outcome=UNSOLVED),
+    # Only thought: as empty; Chat has no way back for a thought, so its absence is a matter of shape.
+    ("mini-tools", "reasoning"): shape("mmm", shape=1),
+    ("codex", "reasoning"): shape("m", outcome=UNSOLVED),
+    ("claude-bare", "reasoning"): shape("mmm", branches=2, edit=1, arguments=1),
+    ("pi-chat", "reasoning"): shape("m", outcome=UNSOLVED),
+    # What the gateway keeps from them: an engine's 500, and silence.
+    ("mini-tools", "refused-once"): KEPT,
+    ("codex", "refused-once"): KEPT,
+    ("mini-tools", "pause"): KEPT,
+    ("codex", "pause"): KEPT,
+    ("claude-bare", "pause"): REWRITTEN,
+    # A full context: a summary is asked for without tools (another root), then the work goes on below the same opening
+    # messages; Codex does so by the usage that it is told, before it is refused.
+    ("pi-chat", "overflow"): shape("mmmmmmmmRMmmm", branches=3, roots="mM", edit=1, arguments=9),
+    ("codex", "overflow"): shape("mmmmmmmmmMmm", branches=3, roots="mM", edit=1),
+    # The sub-agent's conversation is a root of its own, between two turns of its parent.
+    ("claude", "sub-agent"): shape("mssmmm", branches=2, roots="ms", arguments=4),
 }
 CHOSEN = set(EXPECTED)

@@ -100,6 +100,13 @@ def test_the_build_for_this_processor_is_found_in_the_bundle(tmp_path, monkeypat
             "500 no",
         ),
         ("pi", 0, '{"type":"message_end","message":{"role":"assistant","stopReason":"stop"}}', "completed", ""),
+        (
+            "pi",
+            0,
+            '{"type":"message_end","message":{"role":"assistant","stopReason":"error"}}\n{"type":"compaction_start"}',
+            "completed",
+            "",
+        ),
         ("aider", 0, "litellm.BadRequestError: no", "harness_crash", "BadRequestError"),
         ("qwen-code", 1, "[API Error: terminated]", "harness_crash", "terminated"),
         ("gemini-cli", 41, "no key", "harness_crash", "exit code 41: no key"),

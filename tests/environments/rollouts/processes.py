@@ -23,7 +23,7 @@ run_rollout(uuid.UUID(sys.argv[1]), owner="worker", stop=threading.Event())
 """
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"

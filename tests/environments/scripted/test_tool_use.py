@@ -24,6 +24,9 @@ BACKGROUND = tool("run_shell_command", ["command", "is_background"], command="st
 WRITE = tool("Write", ["file_path", "content"], file_path="string", content="string")
 READ = tool("read_file", ["absolute_path"], absolute_path="string", limit="number")
 EDIT = tool("edit", ["path", "oldText", "newText"], path="string", oldText="string", newText="string")
+IMAGE = tool("view_image", ["path"], path="string")
+SEND = tool("agents.send_input", ["target", "message"], target="string", message="string")
+SPAWN = tool("agents.spawn_agent", ["message"], message="string")
 AGENT = tool("Agent", ["prompt", "subagent_type"], prompt="string", subagent_type="string")
 
 
@@ -73,6 +76,14 @@ def test_without_tools_the_prompts_text_protocol_is_spoken():
     assert edited.startswith("out.txt\n```\n<<<<<<< SEARCH\n=======\ngood\n")
 
 
+def test_an_image_viewer_is_no_way_to_read_a_file():
+    assert called(tool_use.read(prompt_text(IMAGE, SHELL), "out.txt"))[0] == "bash"
+
+
+def test_a_tool_in_a_namespace_is_known_by_its_own_name():
+    assert called(tool_use.delegate(prompt_text(SEND, SPAWN), "look"))[0] == "agents.spawn_agent"
+
+
 def test_a_sub_agent_is_started_with_the_tool_that_takes_a_prompt():
     wanted = ("Agent", {"prompt": "look", "subagent_type": "as the script says"})
     assert called(tool_use.delegate(prompt_text(SHELL, AGENT), "look")) == wanted
@@ -81,6 +92,13 @@ def test_a_sub_agent_is_started_with_the_tool_that_takes_a_prompt():
 def test_what_no_tool_can_do_is_said_with_the_tools_names():
     with pytest.raises(tool_use.NoTool, match="edit"):
         tool_use.run(prompt_text(EDIT), "ls")
+
+
+def test_a_script_that_cannot_go_on_says_so_in_its_answer():
+    rule = build_rule([[".", {"run": "ls"}]])
+    renderer = ScriptedRenderer()
+    ids = [i for message in renderer.render([{"role": "user", "content": "hi"}], [EDIT]) for i in message]
+    assert rule(Prompt(ids=ids, number=0)) == "The script cannot go on: None of edit runs a command."
 
 
 def test_the_end_is_submitted_where_the_prompt_asks_for_that():
