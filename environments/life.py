@@ -24,7 +24,7 @@ from django.utils import timezone
 from environments import leases, live
 from environments.config import Budgets
 from environments.driving import RENEW_SANDBOX_S, Drive, End
-from environments.harnesses import HarnessMissing, InvalidHarness
+from environments.harnesses import HARNESSES, HarnessMissing, InvalidHarness
 from environments.leases import Lease, LeaseLost
 from environments.models import Outcome, Rollout, Sandbox, Session
 from environments.sandboxes import Handle, SandboxError, Sandboxes, get_sandboxes
@@ -149,8 +149,9 @@ class Life:
         if not (Path(rollout.task.directory) / "tests" / "test.sh").is_file():
             message = f"Task {rollout.task.name} is not in {rollout.task.directory} any more; add its task set again."
             return _Result(outcome=Outcome.SANDBOX_FAILED, error=message)
-        if rollout.num_calls:
-            message = "The sandbox was lost after model calls were made; this version cannot replay them."
+        reason = not_replayable(rollout.harness.program)
+        if rollout.num_calls and reason:
+            message = f"The sandbox was lost after {rollout.num_calls} model calls, which cannot be replayed: {reason}"
             return _Result(outcome=Outcome.LOST, error=message)
         return None
 
@@ -200,7 +201,8 @@ class Life:
     def _can_start_again(self) -> bool:
         self.rollout.refresh_from_db()
         failures = self.rollout.setup_failures + 1
-        if self.rollout.num_calls or failures >= MAX_SETUP_FAILURES:
+        is_lost = bool(self.rollout.num_calls and not_replayable(self.rollout.harness.program))
+        if is_lost or failures >= MAX_SETUP_FAILURES:
             return False
         self._set(setup_failures=failures)
         return True
@@ -303,6 +305,12 @@ class Life:
 
     def _overall_message(self) -> str:
         return f"Not ended within overall_time_s = {self.budgets.overall_time_s:g} s."
+
+
+def not_replayable(program: str) -> str:
+    """Why a lost session of this program cannot be answered from the record; "" where it can."""
+    known = HARNESSES.get(program)
+    return known.habits.not_replayable if known else ""
 
 
 def _give_to_reaper(sandbox: UUID) -> None:

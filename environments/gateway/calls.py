@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,10 +25,11 @@ from environments.gateway.dialects import Dialect
 from environments.gateway.engine_client import EngineRefused
 from environments.gateway.generation import Generation, call_event
 from environments.gateway.messages import NO_KEY, Request
-from environments.gateway.open_rollout import LiveCall, OpenRollout, build_answer, build_spans
+from environments.gateway.open_rollout import LiveCall, OpenRollout, build_answer, build_spans, restore_replayed
 from environments.gateway.record import CallRow, LeaseLost, NodeRow, Record
+from environments.gateway.replay import Repeat
 from environments.gateway.roles import Role, find_role, system_text
-from environments.gateway.tree import Plan, TreeNode, pack
+from environments.gateway.tree import Plan, TreeNode, context_node, pack
 from environments.models.outcome import Outcome
 from environments.text import dump_json
 
@@ -65,6 +66,8 @@ class Calls:
             known = rollout.by_relay.get((session_id, relay_call)) if relay_call else None
             if known:
                 return known
+            if repeat := find_repeat(rollout, session_id, request):
+                return await self._replay(rollout, session_id, request, relay_call, repeat)
             plan = rollout.tree.plan(request, rollout.renderer)
             digest = digest_request(plan, request)
             twin = rollout.by_digest.get(digest)
@@ -77,6 +80,31 @@ class Calls:
             await self._check_budgets(rollout, call, dialect)
             await self._open(rollout, call, plan, request)
         self.start(rollout, call)
+        return call
+
+    async def _replay(
+        self, rollout: OpenRollout, session_id: UUID, request: Request, relay_call: str, repeat: Repeat
+    ) -> LiveCall:
+        """The recorded answer, as a call of this session; nothing is sampled and no budget is used."""
+        source = repeat.row
+        plan = Plan(parent=source.prompt_node, additions=[], opener=[], differences=list(repeat.differences),
+                    chain=repeat.chain)  # fmt: skip
+        built = self._build(rollout, session_id, request, relay_call, plan, digest_request(plan, request), None)
+        aliases = {key.hex(): node for key, node in repeat.aliases.items()}
+        row = replace(
+            built.row, state="completed", replay_of_id=source.id, finish_reason=source.finish_reason, http_status=200,
+            num_prompt_tokens=source.num_prompt_tokens, imposed={"aliases": aliases}, duration_s=0.0,
+        )  # fmt: skip
+        call = restore_replayed(rollout, row, source)
+        call.was_delivered = False
+        rollout.tree.take(plan)
+        rollout.drift.update(plan.drift)
+        rollout.next_index += 1
+        await self._persist(
+            lambda: self.record.open_call(rollout_id=rollout.id, call=row, nodes=[], counters=rollout.counters())
+        )
+        rollout.remember(call)
+        live.tell(rollout.id, [call_event(call, replay_of=str(source.id))])
         return call
 
     def start(self, rollout: OpenRollout, call: LiveCall) -> None:
@@ -129,6 +157,7 @@ class Calls:
             requested=request.requested,
             imposed=sampling | {"max_tokens": max_tokens, "opener": plan.opener, "delivery": rollout.delivery},
             unknown=request.unknown,
+            drift=[difference.to_json() for difference in plan.differences],
             num_prompt_tokens=num_prompt,
             num_cached_tokens=0,
             num_sampled_tokens=0,
@@ -136,6 +165,7 @@ class Calls:
             http_status=None,
             error="",
             engines=[],
+            replay_of_id=None,
             retry_of_id=twin.id if twin and twin.row.state in ("aborted", "failed") else None,
             started_at=datetime.now(UTC),
             first_token_s=None,
@@ -204,20 +234,11 @@ class Calls:
         rows = []
         parent = plan.parent
         for addition in plan.additions:
-            node = TreeNode(
-                index=len(tree.nodes),
-                parent=parent,
-                depth_tokens=tree.nodes[parent].end_tokens if parent is not None else 0,
-                key=addition.key,
-                role=addition.message["role"],
-                branch_role=role,
-                sampled=False,
-                ids=addition.ids,
-                agent=request.agent,
-            )
+            node = context_node(tree, addition, parent, branch_role=role, agent=request.agent)
             tree.add(node)
             parent = node.index
-            rows.append(node_row(node, addition.message))
+            rows.append(node_row(node, addition.message, addition.flags))
+        tree.take(plan)
         rollout.drift.update(plan.drift)
         rollout.num_calls += 1
         rollout.next_index += 1
@@ -452,6 +473,19 @@ class Calls:
                 await asyncio.sleep(min(1.0, 0.05 * 2**attempt))
 
 
+def find_repeat(rollout: OpenRollout, session_id: UUID, request: Request) -> Repeat | None:
+    replay = rollout.replays.get(session_id)
+    if replay is None:
+        return None
+    return replay.find(
+        rollout.tree,
+        request,
+        instruction=rollout.instruction,
+        main_system=rollout.main_system,
+        rules=rollout.habits.roles,
+    )
+
+
 def joins(twin: LiveCall, request: Request) -> bool:
     """A repetition of a call that is under way, or was cut before its end; or one that says it is a retry."""
     if twin.is_open:
@@ -473,7 +507,7 @@ def digest_request(plan: Plan, request: Request) -> bytes:
     return state.digest()
 
 
-def node_row(node: TreeNode, message: dict[str, Any]) -> NodeRow:
+def node_row(node: TreeNode, message: dict[str, Any], flags: Sequence[str] = ()) -> NodeRow:
     return NodeRow(
         index=node.index,
         parent=node.parent,
@@ -483,7 +517,7 @@ def node_row(node: TreeNode, message: dict[str, Any]) -> NodeRow:
         branch_role=node.branch_role,
         ids=node.ids,
         message=message,
-        flags=[f"agent:{node.agent}"] if node.agent else [],
+        flags=[*([f"agent:{node.agent}"] if node.agent else []), *flags],
     )
 
 

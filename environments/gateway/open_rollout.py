@@ -19,8 +19,9 @@ from environments.config import Budgets, Sampling
 from environments.gateway.dialects import Answer
 from environments.gateway.messages import Message, tool_call_id
 from environments.gateway.record import CallRow, Counters, NodeRow
+from environments.gateway.replay import Replay
 from environments.gateway.signal import Signal
-from environments.gateway.tree import Tree
+from environments.gateway.tree import Tree, unpack
 from environments.harnesses.base import Habits
 from environments.rendering.protocol import Renderer
 
@@ -99,6 +100,8 @@ class OpenRollout:
     by_digest: dict[bytes, LiveCall] = field(default_factory=dict)
     by_answer: dict[int, LiveCall] = field(default_factory=dict)
     """Answer node -> its call, while that is in memory."""
+    replays: dict[UUID, Replay] = field(default_factory=dict)
+    """Session -> what it can still be answered from the record."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_lost: bool = False
     last_used: float = field(default_factory=time.monotonic)
@@ -122,6 +125,7 @@ class OpenRollout:
             self.by_relay[call.row.session_id, call.row.relay_call] = call
         if call.row.answer_node is not None:
             self.by_answer[call.row.answer_node] = call
+            self.tree.answers[call.id.hex] = call.row.answer_node
 
     def forget(self, call: LiveCall) -> None:
         self.calls.pop(call.id, None)
@@ -147,6 +151,33 @@ def build_answer(rollout: OpenRollout, call: LiveCall) -> Answer:
         num_sampled_tokens=len(call.sampled),
         num_cached_tokens=call.row.num_cached_tokens,
     )
+
+
+def restore_done(rollout: OpenRollout, row: CallRow, answer_node: int) -> LiveCall:
+    """A call that has ended, from its row and its answer's node."""
+    node = rollout.tree.nodes[answer_node]
+    ids = unpack(node.ids)
+    call = LiveCall(
+        row=row,
+        opener=ids[: node.opener_length],
+        max_tokens=0,
+        sampled=ids[node.opener_length :],
+        keep_alives=row.imposed.get("keep_alives", {}),
+        was_delivered=True,
+    )
+    call.journaled = len(call.sampled)
+    call.answer = build_answer(rollout, call)
+    return call
+
+
+def restore_replayed(rollout: OpenRollout, row: CallRow, source: CallRow) -> LiveCall:
+    """A call that was answered with the record of `source`: its text and call ids, under an id of its own."""
+    assert source.answer_node is not None
+    call = restore_done(rollout, source, source.answer_node)
+    call.row = row
+    rollout.tree.answers[row.id.hex] = source.answer_node
+    rollout.tree.aliases.update({bytes.fromhex(key): node for key, node in row.imposed.get("aliases", {}).items()})
+    return call
 
 
 def build_spans(versions: list[int], opener_length: int) -> list[list[int]]:

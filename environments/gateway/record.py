@@ -65,6 +65,11 @@ class SessionRow:
     instruction: str
     task_directory: str
     model_id: UUID
+    is_second: bool
+    """Calls of an earlier session of its rollout are recorded."""
+    original_id: UUID | None
+    """Of a fork: whose record it starts from, up to call number `fork_call`."""
+    fork_call: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,7 @@ class CallRow:
     requested: dict[str, Any]
     imposed: dict[str, Any]
     unknown: dict[str, Any]
+    drift: list[list[Any]]
     num_prompt_tokens: int
     num_cached_tokens: int
     num_sampled_tokens: int
@@ -112,6 +118,7 @@ class CallRow:
     error: str
     engines: list[str]
     retry_of_id: UUID | None
+    replay_of_id: UUID | None
     started_at: datetime
     first_token_s: float | None
     held_s: float
@@ -281,6 +288,7 @@ def call_parameters(call: CallRow) -> dict[str, Any]:
         "c_requested": dump_json(call.requested).decode(),
         "c_imposed": dump_json(call.imposed).decode(),
         "c_unknown": dump_json(call.unknown).decode(),
+        "c_drift": dump_json(call.drift).decode(),
         "c_num_prompt": call.num_prompt_tokens,
         "c_num_cached": call.num_cached_tokens,
         "c_num_sampled": call.num_sampled_tokens,
@@ -289,6 +297,7 @@ def call_parameters(call: CallRow) -> dict[str, Any]:
         "c_error": escape_text(call.error),
         "c_engines": dump_json(call.engines).decode(),
         "c_retry_of": call.retry_of_id,
+        "c_replay_of": call.replay_of_id,
         "c_started": call.started_at,
         "c_first_token": call.first_token_s,
         "c_held": call.held_s,

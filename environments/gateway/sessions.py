@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +24,11 @@ from django.db import connection
 from environments import live
 from environments.config import Budgets, Sampling
 from environments.gateway.calls import KEPT_CALLS, RESUME_GRACE_S, Calls, Refusal
-from environments.gateway.open_rollout import LiveCall, OpenRollout, build_answer, seconds_since
+from environments.gateway.open_rollout import LiveCall, OpenRollout, restore_done, restore_replayed, seconds_since
 from environments.gateway.record import CallRow, NodeRow, Record, SessionRow
+from environments.gateway.replay import build_replay
 from environments.gateway.roles import Role
-from environments.gateway.tree import Tree, TreeNode, unpack
+from environments.gateway.tree import Tree, TreeNode, exact_digest
 from environments.harnesses.base import Habits
 from environments.models.model import Model
 from environments.rendering.protocol import Renderer
@@ -92,7 +93,8 @@ class Sessions:
         if not await self.record.claim_session(session.id, seen_holder=holder):
             return Elsewhere(gateway=holder)  # another gateway was faster; it says so when asked again
         rollout = next((h.rollout for h in self.held.values() if h.rollout.id == session.rollout_id), None)
-        if rollout is None or rollout.is_lost:
+        is_new_start = (session.is_second or session.original_id) and session.id not in (rollout.replays if rollout else ())
+        if rollout is None or rollout.is_lost or is_new_start:
             if rollout:
                 await self.calls.stop(rollout)
             rollout = await self._load(session)
@@ -117,7 +119,7 @@ class Sessions:
         rollout = build_rollout(session, model, renderer)
         nodes = await self.record.load_nodes(session.rollout_id)
         for node in nodes:
-            rollout.tree.add(tree_node(node))
+            rollout.tree.add(tree_node(node, is_volatile=bool(rollout.tree.volatile)))
         rollout.main_system = next(
             (n.message.get("content") or "" for n in nodes
              if n.parent is None and n.branch_role == Role.MAIN and n.role == "system"), "",
@@ -125,16 +127,42 @@ class Sessions:
         calls = await self.record.load_calls(session.rollout_id)
         for call in calls:
             count_call(rollout, call)
+            if call.answer_node is not None:
+                rollout.tree.answers[call.id.hex] = call.answer_node
         for node in nodes:
             count_versions(rollout, node)
-        await self._restore_calls(rollout, calls, {node.index: node for node in nodes})
+        shared = await self._shared_calls(session)
+        if session.is_second or session.original_id:
+            earlier = [c for c in calls if c.session_id != session.id and c.replay_of_id is None]
+            used = {c.replay_of_id for c in calls if c.session_id == session.id and c.replay_of_id}
+            rollout.replays[session.id] = build_replay(nodes, [*shared, *earlier], used)
+        await self._restore_calls(rollout, session, calls, shared)
         return rollout
 
-    async def _restore_calls(self, rollout: OpenRollout, calls: list[CallRow], nodes: Mapping[int, NodeRow]) -> None:
-        done = [row for row in calls if row.state in ("completed", "aborted")][-KEPT_CALLS:]
-        for row in done:
+    async def _shared_calls(self, session: SessionRow) -> list[CallRow]:
+        """Of a fork: the original's calls before the one that is answered live again."""
+        if session.original_id is None or session.fork_call is None:
+            return []
+        return [c for c in await self.record.load_calls(session.original_id) if c.index < session.fork_call]
+
+    async def _restore_calls(
+        self, rollout: OpenRollout, session: SessionRow, calls: list[CallRow], shared: list[CallRow]
+    ) -> None:
+        sources = {row.id: row for row in (*shared, *calls)}
+        for row in calls:
+            if row.state == "open" and row.session_id != session.id:  # its sandbox is gone, and its reader with it
+                row.state = "aborted"
+                await self.record.mark_call(
+                    rollout_id=rollout.id, call_id=row.id, state="aborted", node=None, trainable=False, flags=[]
+                )
+        done = [row for row in calls if row.state in ("completed", "aborted")]
+        for row in done[-KEPT_CALLS:]:
             if row.answer_node is not None and (row.state == "completed" or row.finish_reason):
-                rollout.remember(restore_done(rollout, row, nodes[row.answer_node]))
+                rollout.remember(restore_done(rollout, row, row.answer_node))
+        for row in done:
+            source = sources.get(row.replay_of_id) if row.replay_of_id else None
+            if source:
+                rollout.remember(restore_replayed(rollout, row, source))
         for row in calls:
             if row.state == "open":
                 call = await restore_open(rollout, row)
@@ -235,7 +263,8 @@ def build_rollout(session: SessionRow, model: Model, renderer: Renderer) -> Open
     )
 
 
-def tree_node(row: NodeRow) -> TreeNode:
+def tree_node(row: NodeRow, *, is_volatile: bool) -> TreeNode:
+    """is_volatile: the harness has patterns of spans that change without meaning."""
     return TreeNode(
         index=row.index,
         parent=row.parent,
@@ -246,16 +275,17 @@ def tree_node(row: NodeRow) -> TreeNode:
         sampled=row.sampled,
         ids=bytes(row.ids),
         opener_length=row.opener_length,
-        message=row.message if row.sampled else None,
+        message=row.message if row.role == "assistant" else None,
         trainable=row.trainable,
         agent=next((flag[6:] for flag in row.flags if flag.startswith("agent:")), ""),
         oldest_kv_version=row.oldest_kv_version,
+        exact=exact_digest(row.message) if is_volatile and row.role != "assistant" else b"",
     )
 
 
 def count_call(rollout: OpenRollout, row: CallRow) -> None:
     rollout.next_index = row.index + 1
-    if row.state != "refused":
+    if row.state != "refused" and row.replay_of_id is None:
         rollout.num_calls += 1
         rollout.longest_context = max(rollout.longest_context, row.num_prompt_tokens + row.num_sampled_tokens)
         rollout.sampled_tokens += row.num_sampled_tokens if row.state != "open" else 0
@@ -267,21 +297,6 @@ def count_versions(rollout: OpenRollout, node: NodeRow) -> None:
             oldest, newest = rollout.oldest_version, rollout.newest_version
             rollout.oldest_version = version if oldest is None else min(oldest, version)
             rollout.newest_version = version if newest is None else max(newest, version)
-
-
-def restore_done(rollout: OpenRollout, row: CallRow, node: NodeRow) -> LiveCall:
-    ids = unpack(bytes(node.ids))
-    call = LiveCall(
-        row=row,
-        opener=ids[: node.opener_length],
-        max_tokens=0,
-        sampled=ids[node.opener_length :],
-        keep_alives=row.imposed.get("keep_alives", {}),
-        was_delivered=True,
-    )
-    call.journaled = len(call.sampled)
-    call.answer = build_answer(rollout, call)
-    return call
 
 
 async def restore_open(rollout: OpenRollout, row: CallRow) -> LiveCall:

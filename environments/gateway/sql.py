@@ -38,11 +38,14 @@ from environments_engine where state <> 'stopped'
 LOAD_SESSION = """
 select s.id, s.key, s.gateway, coalesce(s.gateway_expires_at < now(), true) as lease_is_over, s.finished_at,
        r.id as rollout_id, r.pool, r.sampling, r.budgets, r.ending, r.drift, h.delivery, h.program,
-       t.instruction, t.directory as task_directory, r.model_id
+       t.instruction, t.directory as task_directory, r.model_id,
+       exists (select 1 from environments_call c where c.rollout_id = r.id and c.session_id <> s.id) as is_second,
+       f.original_id, f.call_index as fork_call
 from environments_session s
 join environments_rollout r on r.id = s.rollout_id
 join environments_harness h on h.id = r.harness_id
 join environments_task t on t.id = r.task_id
+left join environments_fork f on f.rollout_id = r.id
 where s.key = %(key)s
 """
 
@@ -69,8 +72,8 @@ from environments_node where rollout_id = %(rollout)s order by index
 """
 
 CALL_COLUMNS = """id, session_id, index, relay_call, dialect, digest, state, prompt_node, answer_node, streamed,
-requested, imposed, unknown, num_prompt_tokens, num_cached_tokens, num_sampled_tokens, finish_reason, http_status,
-error, engines, retry_of_id, started_at, first_token_s, held_s, duration_s"""
+requested, imposed, unknown, drift, num_prompt_tokens, num_cached_tokens, num_sampled_tokens, finish_reason, http_status,
+error, engines, retry_of_id, replay_of_id, started_at, first_token_s, held_s, duration_s"""
 
 LOAD_CALLS = f"select {CALL_COLUMNS} from environments_call where rollout_id = %(rollout)s order by index"
 
@@ -111,8 +114,8 @@ with held as (
 insert into environments_call (rollout_id, {CALL_COLUMNS})
 select %(rollout)s, %(c_id)s, %(c_session)s, %(c_index)s, %(c_relay_call)s, %(c_dialect)s, %(c_digest)s, %(c_state)s,
     %(c_prompt_node)s::int, %(c_answer_node)s::int, %(c_streamed)s, %(c_requested)s::jsonb, %(c_imposed)s::jsonb,
-    %(c_unknown)s::jsonb, %(c_num_prompt)s, %(c_num_cached)s, %(c_num_sampled)s, %(c_finish)s, %(c_status)s::smallint,
-    %(c_error)s, %(c_engines)s::jsonb, %(c_retry_of)s::uuid, %(c_started)s, %(c_first_token)s::float8, %(c_held)s,
+    %(c_unknown)s::jsonb, %(c_drift)s::jsonb, %(c_num_prompt)s, %(c_num_cached)s, %(c_num_sampled)s, %(c_finish)s, %(c_status)s::smallint,
+    %(c_error)s, %(c_engines)s::jsonb, %(c_retry_of)s::uuid, %(c_replay_of)s::uuid, %(c_started)s, %(c_first_token)s::float8, %(c_held)s,
     %(c_duration)s::float8
 from held
 """

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from environments.gateway.messages import Message, Request, chain_key, digest_message, digest_root, renderable
+from environments.gateway.messages import Message, Request, chain_key, digest_message, digest_root, renderable, text_of
 from environments.rendering.protocol import Renderer
 
 TAIL_IDS = 64
@@ -41,10 +41,12 @@ class TreeNode:
     """Little-endian uint32, the opener included."""
     opener_length: int = 0
     message: Message | None = None
-    """Kept for sampled nodes only (extending needs it)."""
+    """Kept for assistant nodes only (extending and splitting merged turns need it)."""
     trainable: bool = False
     agent: str = ""
     oldest_kv_version: int | None = None
+    exact: bytes = b""
+    """See Addition.exact."""
 
     @property
     def num_tokens(self) -> int:
@@ -56,10 +58,30 @@ class TreeNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing in a request's history that is not as it was seen or sampled (docs/explanation/tree.md)."""
+
+    kind: str
+    """arguments | shape | volatile | edit | template | reused | tool-result"""
+    message: int
+    """Its place in the request's canonical messages."""
+    node: int | None
+    """The node that it differs from; of `edit`, the one whose continuation was left."""
+
+    def to_json(self) -> list[Any]:
+        return [self.kind, self.message, self.node]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Addition:
     key: bytes
     message: Message
+    """As rendered: turns of ours in the sampled words."""
     ids: bytes
+    exact: bytes = b""
+    """Digest with its volatile spans, where the model has such patterns."""
+    flags: tuple[str, ...] = ()
+    """reused:N, edited:N: the turn of ours (node N) that is context here; it is trained where it was sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +91,27 @@ class Plan:
     parent: int | None
     additions: list[Addition]
     opener: list[int]
-    drift: Counter[str] = field(default_factory=Counter)
+    differences: list[Difference] = field(default_factory=list)
+    """Those not counted yet."""
     chain: bytes = b""
     """Key of the whole history: equal for requests that say the same."""
+
+    @property
+    def drift(self) -> Counter[str]:
+        return Counter(difference.kind for difference in self.differences)
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """A request's messages down the tree, as far as they are known."""
+
+    messages: list[Message] = field(default_factory=list)
+    """A turn into which the harness merged two of the tree's is two again."""
+    keys: list[bytes] = field(default_factory=list)
+    found: list[int] = field(default_factory=list)
+    """Nodes with the last known key."""
+    merged: list[int] = field(default_factory=list)
+    """Places in `messages` at which a merged turn was split."""
 
 
 class Tree:
@@ -80,10 +120,14 @@ class Tree:
         self.volatile = volatile
         self.call_ids: dict[str, int] = {}
         """Tool-call id that we issued -> its node."""
+        self.answers: dict[str, int] = {}
+        """Call (hex digits, as sealed reasoning names it) -> its answer's node."""
+        self.aliases: dict[bytes, int] = {}
+        """Key of a replayed history whose text differs -> the recorded node that stands for it."""
         self.num_branches = 0
         self.distinct_tokens = 0
         self._by_key: dict[bytes, list[int]] = {}
-        self._has_child: set[int] = set()
+        self._children: dict[int, list[int]] = {}
         self._drifted: set[tuple[int, str]] = set()
         """(node, class) already counted: the same rewritten turn comes again with every request."""
 
@@ -91,10 +135,10 @@ class Tree:
         assert node.index == len(self.nodes), "node indices are dense"
         self.nodes.append(node)
         self._by_key.setdefault(node.key, []).append(node.index)
-        if node.parent is None or node.parent in self._has_child:
+        if node.parent is None or node.parent in self._children:
             self.num_branches += 1
         if node.parent is not None:
-            self._has_child.add(node.parent)
+            self._children.setdefault(node.parent, []).append(node.index)
         self.distinct_tokens += node.num_tokens
         for call in (node.message or {}).get("tool_calls") or () if node.sampled else ():
             self.call_ids[call["id"]] = node.index
@@ -117,58 +161,111 @@ class Tree:
         return chain_key(self.nodes[parent].key, digest_message(message, ids, ()))
 
     def plan(self, request: Request, renderer: Renderer) -> Plan:
-        keys = self._keys(request)
-        match = self._deepest(keys, request.agent)
-        path = self.path(match)
-        drift = self._drift(path, request.messages)
-        messages = renderable(request.messages)
+        """Nothing of the tree is changed; `take` counts the differences when the call is opened."""
+        walk = self._walk(request)
+        path = self.path(self._best(walk.found, request.agent))
+        differences = self._forgiven(path, walk)
+        origins = [self._origin(message) for message in walk.messages]
+        told = [self._restore(path, i, message, origins[i]) for i, message in enumerate(walk.messages)]
+        messages = renderable(told)
         if len(path) == len(messages) and path and path[-1].sampled:
             path = path[:-1]  # a history that ends with our answer: only as context can it be closed
         kept, added_ids = self._render(path, messages, request.tools, renderer)
-        if kept < len(path):
-            drift["template"] += 1
-        elif path and kept < len(messages) and path[-1].index in self._has_child:
-            drift["edit"] += 1
-        additions = [
-            Addition(key=keys[kept + i], message=request.messages[kept + i], ids=pack(ids))
-            for i, ids in enumerate(added_ids)
-        ]
+        differences += self._diverged(path, kept, walk, origins)
+        additions = []
+        for place, ids in enumerate(added_ids, kept):
+            message = told[place]
+            exact = exact_digest(message) if self.volatile and message["role"] != "assistant" else b""
+            additions.append(
+                Addition(
+                    key=walk.keys[place], message=message, ids=pack(ids), exact=exact,
+                    flags=self._source_flags(path, place, message, origins[place]),
+                )  # fmt: skip
+            )
         return Plan(
             parent=path[kept - 1].index if kept else None,
             additions=additions,
             opener=renderer.opener(messages, request.tools),
-            drift=drift,
-            chain=keys[-1] if keys else b"",
+            differences=[d for d in differences if d.node is None or (d.node, d.kind) not in self._drifted],
+            chain=walk.keys[-1] if walk.keys else b"",
         )
 
+    def take(self, plan: Plan) -> None:
+        """A call with this plan was opened."""
+        self._drifted.update((d.node, d.kind) for d in plan.differences if d.node is not None)
+
     def count(self, request: Request, renderer: Renderer) -> int:
-        """Tokens of the prompt that this request would have. Nothing is kept."""
-        drifted = set(self._drifted)
+        """Tokens of the prompt that this request would have."""
         plan = self.plan(request, renderer)
-        self._drifted = drifted
         known = self.nodes[plan.parent].end_tokens if plan.parent is not None else 0
         return known + sum(len(addition.ids) // 4 for addition in plan.additions) + len(plan.opener)
 
-    def _keys(self, request: Request) -> list[bytes]:
-        key = digest_root(request.tools)
-        keys = []
+    def _walk(self, request: Request) -> Walk:
+        walk = Walk()
+        key, is_known = digest_root(request.tools), True
         for message in request.messages:
-            key = chain_key(key, digest_message(message, self.call_ids, self.volatile))
-            keys.append(key)
-        return keys
+            pieces = [message]
+            if is_known and message["role"] == "assistant" and walk.found:
+                if self._key(key, message) not in self._by_key:
+                    pieces = self._unmerge(walk.found, message)
+                if len(pieces) > 1:
+                    walk.merged.append(len(walk.messages))
+            for piece in pieces:
+                key = self._key(key, piece)
+                if is_known and key not in self._by_key and key in self.aliases:
+                    key = self.nodes[self.aliases[key]].key
+                twins = self._by_key.get(key) if is_known else None
+                is_known = twins is not None
+                walk.found = twins or walk.found
+                walk.keys.append(key)
+                walk.messages.append(piece)
+        return walk
 
-    def _deepest(self, keys: Sequence[bytes], agent: str) -> int | None:
-        """A key names its whole history, so the last known key is the deepest match.
+    def _key(self, parent_key: bytes, message: Message) -> bytes:
+        return chain_key(parent_key, digest_message(message, self.call_ids, self.volatile))
 
-        Twins: of the same agent, else sampled rather than context, else the latest.
-        """
-        found: list[int] = []
-        for key in keys:
-            twins = self._by_key.get(key)
-            if not twins:
-                break
-            found = twins
+    def _unmerge(self, found: Sequence[int], message: Message) -> list[Message]:
+        """[first, second] where the tree has both and the harness wrote them as one (qwen-code does, after a
+        compaction that ended with an assistant message); else [message]."""
+        text, calls = text_of(message.get("content")), call_ids_of(message)
+        for first in (child for node in found for child in self._children.get(node, ())):
+            begin = text_of((self.nodes[first].message or {}).get("content"))
+            if self.nodes[first].role != "assistant" or not begin or not text.startswith(begin):
+                continue
+            for second in self._children.get(first, ()):
+                answer = self.nodes[second].message
+                if not self.nodes[second].sampled or answer is None or call_ids_of(answer) != calls:
+                    continue
+                if text_of(answer.get("content")).strip() == text[len(begin) :].strip():
+                    return [dict(self.nodes[first].message or {}), {**message, "content": text[len(begin) :]}]
+        return [message]
+
+    def _best(self, found: Sequence[int], agent: str) -> int | None:
+        """Of twins: of the same agent, else sampled rather than context, else the latest."""
         return max(found, key=lambda i: (self.nodes[i].agent == agent, self.nodes[i].sampled, i), default=None)
+
+    def _origin(self, message: Message) -> int | None:
+        """The sampled node that an echoed turn is from, by the ids of ours that it carries."""
+        if message["role"] != "assistant":
+            return None
+        for call in message.get("tool_calls") or ():
+            if call["id"] in self.call_ids:
+                return self.call_ids[call["id"]]
+        return self.answers.get(message.get("reasoning_of") or "")
+
+    def _restore(self, path: Sequence[TreeNode], place: int, message: Message, origin: int | None) -> Message:
+        """A turn of ours in the words that were sampled, whatever the harness made of its calls and reasoning."""
+        if place < len(path) and path[place].sampled and path[place].message:
+            return dict(path[place].message or {})
+        ours = self.nodes[origin].message if origin is not None else None
+        if not ours:
+            return message
+        same_calls = call_ids_of(ours) == call_ids_of(message)
+        if same_calls and text_of(ours.get("content")).strip() == text_of(message.get("content")).strip():
+            return dict(ours)
+        by_id = {call["id"]: call for call in ours.get("tool_calls") or ()}
+        calls = [by_id.get(call["id"], call) for call in message.get("tool_calls") or ()]
+        return {**message, "tool_calls": calls} if calls else message
 
     def _render(
         self, path: Sequence[TreeNode], messages: list[Message], tools: list[dict[str, Any]], renderer: Renderer
@@ -184,23 +281,86 @@ class Tree:
                 return last + 1 + same, extension[same:]
         return match_prefix(path, renderer.render(messages, tools))
 
-    def _drift(self, path: Sequence[TreeNode], messages: Sequence[Message]) -> Counter[str]:
-        """Differences that the matching forgave in our own answers, by class; each counted once a node."""
-        found: list[tuple[int, str]] = []
-        for node, echoed in zip(path, messages, strict=False):
-            ours = node.message
-            if not node.sampled or ours is None:
-                continue
-            our_calls, their_calls = ours.get("tool_calls") or [], echoed.get("tool_calls") or []
-            if [(c["name"], c["arguments"]) for c in our_calls] != [(c["name"], c["arguments"]) for c in their_calls]:
-                found.append((node.index, "arguments"))
-            if (ours.get("content") or "") != (echoed.get("content") or "") or (
-                ours.get("reasoning") and ours["reasoning"] != echoed.get("reasoning")
-            ):
-                found.append((node.index, "shape"))
-        new = [item for item in found if item not in self._drifted]
-        self._drifted.update(new)
-        return Counter(kind for _, kind in new)
+    def _source_flags(
+        self, path: Sequence[TreeNode], place: int, message: Message, origin: int | None
+    ) -> tuple[str, ...]:
+        source = path[place].index if place < len(path) and path[place].sampled else origin
+        if source is None:
+            return ()
+        return (f"{'reused' if message == self.nodes[source].message else 'edited'}:{source}",)
+
+    def _forgiven(self, path: Sequence[TreeNode], walk: Walk) -> list[Difference]:
+        """What the matching forgave on the known path."""
+        found = [Difference(kind="shape", message=place, node=path[place].index)
+                 for place in walk.merged if place < len(path)]  # fmt: skip
+        for place, (node, echoed) in enumerate(zip(path, walk.messages, strict=False)):
+            if node.sampled and node.message is not None:
+                kinds = answer_differences(node.message, echoed)
+            else:
+                kinds = ["volatile"] if node.exact and node.exact != exact_digest(echoed) else []
+            found += [Difference(kind=kind, message=place, node=node.index) for kind in kinds]
+        return found
+
+    def _diverged(
+        self, path: Sequence[TreeNode], kept: int, walk: Walk, origins: Sequence[int | None]
+    ) -> list[Difference]:
+        """Why a request that knows the path does not just go on from its end."""
+        found = [
+            Difference(kind="reused", message=place, node=origin)
+            for place, origin in enumerate(origins)
+            if place >= len(path) and origin is not None and not self._hangs_from(path, place, origin)
+        ]
+        if kept < len(path):
+            return [Difference(kind="template", message=kept, node=path[kept].index), *found]
+        if not path or kept == len(walk.messages) or path[-1].index not in self._children:
+            return found
+        if any(node.role != "system" for node in path):  # else another conversation under the same system prompt
+            found.insert(0, Difference(kind="edit", message=kept, node=path[-1].index))
+        return found
+
+    def _hangs_from(self, path: Sequence[TreeNode], place: int, origin: int) -> bool:
+        """The first unknown turn is an edited sibling, no turn of another context."""
+        return place == len(path) and bool(path) and self.nodes[origin].parent == path[-1].index
+
+
+def answer_differences(ours: Message, echoed: Message) -> list[str]:
+    """Classes in which an echo of our answer differs from it."""
+    kinds = []
+    our_calls, their_calls = ours.get("tool_calls") or [], echoed.get("tool_calls") or []
+    if [(c["name"], c["arguments"]) for c in our_calls] != [(c["name"], c["arguments"]) for c in their_calls]:
+        kinds.append("arguments")
+    reasoning = ours.get("reasoning") or ""
+    has_reasoning = not reasoning or echoed.get("reasoning_of") or reasoning == echoed.get("reasoning")
+    if text_of(ours.get("content")) != text_of(echoed.get("content")) or not has_reasoning:
+        kinds.append("shape")
+    return kinds
+
+
+def exact_digest(message: Message) -> bytes:
+    """Volatile spans count."""
+    return digest_message(message, (), ())[:8]
+
+
+def call_ids_of(message: Message) -> list[str]:
+    return [call["id"] for call in message.get("tool_calls") or ()]
+
+
+def context_node(tree: Tree, addition: Addition, parent: int | None, *, branch_role: str, agent: str) -> TreeNode:
+    """The next node, for what a request adds."""
+    role = addition.message["role"]
+    return TreeNode(
+        index=len(tree.nodes),
+        parent=parent,
+        depth_tokens=tree.nodes[parent].end_tokens if parent is not None else 0,
+        key=addition.key,
+        role=role,
+        branch_role=branch_role,
+        sampled=False,
+        ids=addition.ids,
+        message=addition.message if role == "assistant" else None,
+        agent=agent,
+        exact=addition.exact,
+    )
 
 
 def match_prefix(path: Sequence[TreeNode], rendered: Sequence[Sequence[int]]) -> tuple[int, list[list[int]]]:

@@ -29,6 +29,10 @@ class Call(models.Model):
     requested = models.JSONField(default=dict, help_text="What the harness asked for.")
     imposed = models.JSONField(default=dict, help_text="What the run imposed.")
     unknown = models.JSONField(default=dict, help_text="Fields of the request that no dialect knows.")
+    drift = models.JSONField(
+        default=list,
+        help_text="[[class, message, node], ...]: where its history differs from the tree; each shown once a node.",
+    )
     num_prompt_tokens = models.PositiveIntegerField(default=0)
     num_cached_tokens = models.PositiveIntegerField(default=0)
     num_sampled_tokens = models.PositiveIntegerField(default=0)
@@ -37,6 +41,9 @@ class Call(models.Model):
     error = models.TextField(blank=True)
     engines = models.JSONField(default=list)
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
+    replay_of = models.ForeignKey(
+        "self", null=True, on_delete=models.SET_NULL, related_name="replays", help_text="Answered from this call's record."
+    )
     started_at = models.DateTimeField()
     first_token_s = models.FloatField(null=True, help_text="From started_at.")
     held_s = models.FloatField(default=0.0, help_text="Waited for an engine or a weight change.")

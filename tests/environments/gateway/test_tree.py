@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from environments.gateway.messages import Request
-from environments.gateway.tree import Tree, TreeNode, match_prefix, pack, unpack
+from environments.gateway.tree import Tree, TreeNode, context_node, match_prefix, pack, unpack
 from environments.models import Call, Node, Rollout
 from environments.rendering.scripted import ScriptedRenderer
 from tests.environments.gateway.conftest import INSTRUCTION, chat, check_identity
@@ -269,9 +269,7 @@ def test_every_plan_continues_from_an_exact_prefix(script):
         plan = tree.plan(request, renderer)
         parent = plan.parent
         for addition in plan.additions:
-            depth = tree.nodes[parent].end_tokens if parent is not None else 0
-            tree.add(TreeNode(index=len(tree.nodes), parent=parent, depth_tokens=depth, key=addition.key,
-                              role="user", branch_role="main", sampled=False, ids=addition.ids))  # fmt: skip
+            tree.add(context_node(tree, addition, parent, branch_role="main", agent=""))
             parent = len(tree.nodes) - 1
         prompt = tree.prompt_ids(parent, plan.opener).tolist()
         assert len(tree.path(parent)) == len(history)
