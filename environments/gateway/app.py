@@ -9,11 +9,9 @@ Never: creates a session, logs a prompt, an answer or a key.
 """
 
 import asyncio
-import gzip
 import logging
 import os
 import secrets
-import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +21,13 @@ from urllib.parse import parse_qsl, unquote
 import django
 import orjson
 import psycopg
-import zstandard
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gyre_web.settings")
 django.setup()
 
 from django.conf import settings as settings  # noqa: E402
 
+from environments.gateway.bodies import HungUp, read_body, read_request  # noqa: E402
 from environments.gateway.calls import Calls, Refusal  # noqa: E402
 from environments.gateway.delivery import Delivery, GatewayLost, watch_hang_up  # noqa: E402
 from environments.gateway.dialects import BadRequest, Dialect, Target, find_dialect  # noqa: E402
@@ -41,20 +39,12 @@ from environments.gateway.record import LeaseLost, Record  # noqa: E402
 from environments.gateway.routing import Routing  # noqa: E402
 from environments.gateway.sessions import Elsewhere, Held, Sessions  # noqa: E402
 from environments.gateway.wire_journal import WireJournal  # noqa: E402
-from environments.text import load_json  # noqa: E402
-
-MAX_BODY_BYTES = 128 << 20
-BODY_PATIENCE_S = 60.0
-"""Between two pieces of a request's body."""
+from environments.rendering.protocol import RendererError  # noqa: E402
 
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-
-class HungUp(Exception):
-    """The client went away before its request was complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +129,10 @@ class Gateway:
                 body = dialect.models(held.rollout.model_name, single=what == "model")
                 await send_json(send, 200, body, incoming.relay_call)
             elif what == "count":
-                request = await read_request(dialect, incoming, receive)
+                request = await read_request(dialect, incoming.target, receive)
+                refuse_media(request, held)
                 async with held.rollout.lock:
-                    body = dialect.count(held.rollout.tree.count(request, held.rollout.renderer))
+                    body = dialect.count(await count_tokens(held, request))
                 await send_json(send, 200, body, incoming.relay_call)
             else:
                 await self._complete(held, key, is_path_key, dialect, incoming, receive, send)
@@ -153,6 +144,9 @@ class Gateway:
             await send_json(send, 400, body, incoming.relay_call)
         except HungUp:
             return
+        except RendererError as error:
+            body = dialect.error(400, f"The model cannot be told this conversation: {error}", code="not_renderable")
+            await send_json(send, 400, body, incoming.relay_call)
         except asyncio.CancelledError:  # shutting down: the next gateway goes on
             if not has_begun:
                 await send_retry(send)
@@ -171,7 +165,7 @@ class Gateway:
         receive: Receive,
         send: Send,
     ) -> None:
-        request = await read_request(dialect, incoming, receive)
+        request = await read_request(dialect, incoming.target, receive)
         refuse_media(request, held)
         for _ in range(20):
             try:
@@ -304,14 +298,9 @@ def session_key(incoming: Incoming) -> tuple[str, bool]:
     return keys[0], bool(incoming.path_key)
 
 
-async def read_request(dialect: Dialect, incoming: Incoming, receive: Receive) -> Request:
-    """Raises Refusal, BadRequest, HungUp."""
-    raw = decode_body(await read_body(receive), incoming.headers.get("content-encoding", ""))
-    try:
-        body = load_json(raw)
-    except ValueError as error:
-        raise BadRequest(f"The body is not JSON: {error}") from error
-    return dialect.read_request(body, incoming.target)
+async def count_tokens(held: Held, request: Request) -> int:
+    tree, renderer = held.rollout.tree, held.rollout.renderer
+    return await asyncio.to_thread(tree.count, request, renderer) if request.is_large else tree.count(request, renderer)
 
 
 def refuse_media(request: Request, held: Held) -> None:
@@ -324,45 +313,6 @@ def refuse_media(request: Request, held: Held) -> None:
             "Leave it out, or choose a model that takes it.",
             param=where,
         )
-
-
-async def read_body(receive: Receive) -> bytes:
-    pieces, size = [], 0
-    while True:
-        try:
-            async with asyncio.timeout(BODY_PATIENCE_S):
-                message = await receive()
-        except TimeoutError:
-            raise Refusal(408, "slow_body", f"The body stopped for {BODY_PATIENCE_S:.0f} s.") from None
-        if message["type"] == "http.disconnect":
-            raise HungUp
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > MAX_BODY_BYTES:
-            raise Refusal(413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes.")
-        if not message.get("more_body"):
-            return b"".join(pieces)
-
-
-def decode_body(body: bytes, encoding: str) -> bytes:
-    try:
-        if encoding == "gzip":
-            reader = zlib.decompressobj(wbits=31)
-            plain = reader.decompress(body, MAX_BODY_BYTES)
-            if reader.unconsumed_tail:
-                raise Refusal(413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes when unpacked.")
-            return plain
-        if encoding == "zstd":
-            with zstandard.ZstdDecompressor().stream_reader(body) as stream:
-                plain = stream.read(MAX_BODY_BYTES + 1)
-            if len(plain) > MAX_BODY_BYTES:
-                raise Refusal(413, "body_too_large", f"The body is larger than {MAX_BODY_BYTES} bytes when unpacked.")
-            return plain
-    except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise BadRequest(f"The body is not {encoding}: {error}") from error
-    if encoding not in ("", "identity"):
-        raise Refusal(415, "unknown_encoding", f"content-encoding must be gzip, zstd or identity, not {encoding!r}.")
-    return body
 
 
 async def send_json(send: Send, status: int, body: bytes, relay_call: str) -> None:

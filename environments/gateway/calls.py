@@ -68,7 +68,7 @@ class Calls:
                 return known
             if repeat := find_repeat(rollout, session_id, request):
                 return await self._replay(rollout, session_id, request, relay_call, repeat)
-            plan = rollout.tree.plan(request, rollout.renderer)
+            plan = await make_plan(rollout, request)
             digest = digest_request(plan, request)
             twin = rollout.by_digest.get(digest)
             if twin and joins(twin, request):
@@ -86,8 +86,8 @@ class Calls:
         self, rollout: OpenRollout, session_id: UUID, request: Request, relay_call: str, repeat: Repeat
     ) -> LiveCall:
         """The recorded answer, as a call of this session; nothing is sampled and no budget is used."""
-        source = repeat.row
-        plan = Plan(parent=source.prompt_node, additions=[], opener=[], differences=list(repeat.differences),
+        source, tree = repeat.row, rollout.tree
+        plan = Plan(parent=source.prompt_node, additions=[], opener=[], differences=tree.uncounted(repeat.differences),
                     chain=repeat.chain)  # fmt: skip
         built = self._build(rollout, session_id, request, relay_call, plan, digest_request(plan, request), None)
         aliases = {key.hex(): node for key, node in repeat.aliases.items()}
@@ -97,14 +97,14 @@ class Calls:
         )  # fmt: skip
         call = restore_replayed(rollout, row, source)
         call.was_delivered = False
-        rollout.tree.take(plan)
+        tree.take(plan)
         rollout.drift.update(plan.drift)
         rollout.next_index += 1
         await self._persist(
             lambda: self.record.open_call(rollout_id=rollout.id, call=row, nodes=[], counters=rollout.counters())
         )
         rollout.remember(call)
-        live.tell(rollout.id, [call_event(call, replay_of=str(source.id))])
+        live.tell(rollout.id, [call_event(call)])
         return call
 
     def start(self, rollout: OpenRollout, call: LiveCall) -> None:
@@ -471,6 +471,12 @@ class Calls:
                 if attempt == 0:
                     logger.warning("Postgres cannot be reached; holding", extra={"error": str(error)})
                 await asyncio.sleep(min(1.0, 0.05 * 2**attempt))
+
+
+async def make_plan(rollout: OpenRollout, request: Request) -> Plan:
+    if request.is_large:
+        return await asyncio.to_thread(rollout.tree.plan, request, rollout.renderer)
+    return rollout.tree.plan(request, rollout.renderer)
 
 
 def find_repeat(rollout: OpenRollout, session_id: UUID, request: Request) -> Repeat | None:

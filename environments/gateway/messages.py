@@ -41,6 +41,8 @@ class Request:
     """Sub-agent id, where the harness sends one: identical bodies of two agents are two samples."""
     is_retry: bool = False
     """The client says so (x-stainless-retry-count)."""
+    is_large: bool = False
+    """Worth a thread of its own."""
     hints: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect notes for itself: the form in which the answer must be written."""
 

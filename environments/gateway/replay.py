@@ -55,13 +55,19 @@ class Replay:
             shape = next_shape(shape, message, is_answered=is_answered)
             is_answered = is_answered or message["role"] == "assistant"
         rows = [row for row in self.by_shape.get(shape, ()) if row.id not in self.used]
-        if not is_answered:
-            role = find_role(
-                request, parent_role=None, instruction=instruction, main_exists=True, main_system=main_system, rules=rules
-            )
-            rows = [row for row in rows if row.prompt_node is not None and tree.nodes[row.prompt_node].branch_role == role]
+        if not is_answered:  # a title and the first turn have one shape
+            known: dict[str, Any] = {
+                "instruction": instruction,
+                "main_system": main_system,
+                "rules": rules,
+                "parent_role": None,
+            }
+            roles = {find_role(request, main_exists=is_there, **known) for is_there in (False, True)}
+            rows = [row for row in rows if tree.nodes[row.prompt_node or 0].branch_role in roles]
         repeats = [repeat for row in rows if (repeat := build_repeat(tree, request, row)) is not None]
-        repeats.sort(key=lambda repeat: (not is_same_agent(tree, repeat, request), len(repeat.aliases), repeat.row.index))
+        repeats.sort(
+            key=lambda repeat: (not is_same_agent(tree, repeat, request), len(repeat.aliases), repeat.row.index)
+        )
         if not repeats:
             return None
         self.used.add(repeats[0].row.id)
@@ -121,4 +127,3 @@ def build_repeat(tree: Tree, request: Request, row: CallRow) -> Repeat | None:
 def is_same_agent(tree: Tree, repeat: Repeat, request: Request) -> bool:
     node = tree.nodes[repeat.row.answer_node or 0]
     return bool(node.agent) == bool(request.agent)
-

@@ -93,7 +93,9 @@ class Sessions:
         if not await self.record.claim_session(session.id, seen_holder=holder):
             return Elsewhere(gateway=holder)  # another gateway was faster; it says so when asked again
         rollout = next((h.rollout for h in self.held.values() if h.rollout.id == session.rollout_id), None)
-        is_new_start = (session.is_second or session.original_id) and session.id not in (rollout.replays if rollout else ())
+        is_new_start = (session.is_second or session.original_id) and session.id not in (
+            rollout.replays if rollout else ()
+        )
         if rollout is None or rollout.is_lost or is_new_start:
             if rollout:
                 await self.calls.stop(rollout)

@@ -176,19 +176,18 @@ class Tree:
         for place, ids in enumerate(added_ids, kept):
             message = told[place]
             exact = exact_digest(message) if self.volatile and message["role"] != "assistant" else b""
-            additions.append(
-                Addition(
-                    key=walk.keys[place], message=message, ids=pack(ids), exact=exact,
-                    flags=self._source_flags(path, place, message, origins[place]),
-                )  # fmt: skip
-            )
+            flags = self._source_flags(path, place, message, origins[place])
+            additions.append(Addition(key=walk.keys[place], message=message, ids=pack(ids), exact=exact, flags=flags))
         return Plan(
             parent=path[kept - 1].index if kept else None,
             additions=additions,
             opener=renderer.opener(messages, request.tools),
-            differences=[d for d in differences if d.node is None or (d.node, d.kind) not in self._drifted],
+            differences=self.uncounted(differences),
             chain=walk.keys[-1] if walk.keys else b"",
         )
+
+    def uncounted(self, differences: Iterable[Difference]) -> list[Difference]:
+        return [d for d in differences if d.node is None or (d.node, d.kind) not in self._drifted]
 
     def take(self, plan: Plan) -> None:
         """A call with this plan was opened."""
@@ -291,8 +290,8 @@ class Tree:
 
     def _forgiven(self, path: Sequence[TreeNode], walk: Walk) -> list[Difference]:
         """What the matching forgave on the known path."""
-        found = [Difference(kind="shape", message=place, node=path[place].index)
-                 for place in walk.merged if place < len(path)]  # fmt: skip
+        places = [place for place in walk.merged if place < len(path)]
+        found = [Difference(kind="shape", message=place, node=path[place].index) for place in places]
         for place, (node, echoed) in enumerate(zip(path, walk.messages, strict=False)):
             if node.sampled and node.message is not None:
                 kinds = answer_differences(node.message, echoed)

@@ -42,7 +42,11 @@ class Call(models.Model):
     engines = models.JSONField(default=list)
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     replay_of = models.ForeignKey(
-        "self", null=True, on_delete=models.SET_NULL, related_name="replays", help_text="Answered from this call's record."
+        "self",
+        null=True,
+        on_delete=models.SET_NULL,
+        related_name="replays",
+        help_text="Answered from this call's record.",
     )
     started_at = models.DateTimeField()
     first_token_s = models.FloatField(null=True, help_text="From started_at.")

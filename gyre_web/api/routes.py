@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import NinjaAPI, Query, Schema, Status
 
+from environments.forks import ForkRefused
 from environments.models import Node, Rollout
 from gyre_web.accounts.models import User
 from gyre_web.api import present, schemas
@@ -19,6 +20,7 @@ from gyre_web.api.data_routes import router as data_router
 from gyre_web.audit.services import record
 from gyre_web.runs.rollout_filter import NAMES, apply_filter, order, parse_filter, rollouts_of
 from gyre_web.runs.selectors import RunFilter, latest_attempt, list_runs
+from gyre_web.watch.services import start_forks
 from training import services
 from training.config import RunConfig
 from training.models import Attempt, Metric, Run
@@ -178,6 +180,22 @@ def get_rollout(request: HttpRequest, rollout_id: UUID) -> dict[str, Any]:
     access(request, User.Role.VIEWER)
     rollout = get_object_or_404(Rollout.objects.select_related("task", "member"), pk=rollout_id)
     return present.rollout_detail(rollout)
+
+
+@api.post(
+    "/rollouts/{uuid:rollout_id}/fork",
+    response={201: list[schemas.RolloutOut], 422: schemas.Problem},
+    tags=["rollouts"],
+)
+def fork_rollout(request: HttpRequest, rollout_id: UUID, body: schemas.ForkIn) -> Status:
+    """Start rollouts again from call `call_index` of this one: they share its record up to there."""
+    caller = access(request, User.Role.OPERATOR)
+    rollout = get_object_or_404(Rollout.objects.select_related("task", "harness", "model"), pk=rollout_id)
+    try:
+        forks = start_forks(by=caller.user, original=rollout, call_index=body.call_index, count=body.count)
+    except ForkRefused as refused:
+        return Status(422, {"detail": str(refused)})
+    return Status(201, [present.rollout_out(fork) for fork in forks])
 
 
 @api.get("/rollouts/{uuid:rollout_id}/nodes", response=list[schemas.NodeOut], tags=["rollouts"])

@@ -133,6 +133,11 @@ class RolloutPage(Schema):
     page: int
 
 
+class ForkIn(Schema):
+    call_index: int
+    count: int = 1
+
+
 class RolloutDetail(RolloutOut):
     reward_parts: dict[str, Any]
     verifier_log: str

@@ -46,7 +46,7 @@ class LogTail:
 
 
 def load_rollout(rollout_id: UUID) -> Rollout | None:
-    related = ("task__taskset", "model", "harness", "member__group__attempt__run")
+    related = ("task__taskset", "model", "harness", "forked_from", "member__group__attempt__run")
     return Rollout.objects.select_related(*related).filter(pk=rollout_id).first()
 
 
@@ -187,6 +187,11 @@ def describe_call(call: Call) -> dict[str, Any]:
         "call": str(call.pk),
         "index": call.index,
         "state": call.state,
+        "dialect": call.dialect,
+        "streamed": call.streamed,
+        "retry_of": str(call.retry_of_id) if call.retry_of_id else None,
+        "replay_of": str(call.replay_of_id) if call.replay_of_id else None,
+        "drift": call.drift,
         "prompt_node": call.prompt_node,
         "num_prompt_tokens": call.num_prompt_tokens,
         "finish_reason": call.finish_reason,

@@ -18,6 +18,7 @@ urlpatterns = [
     path("rollouts/<uuid:rollout_id>/verifier", views.verifier, name="verifier"),
     path("rollouts/<uuid:rollout_id>/raw", views.raw, name="raw"),
     path("rollouts/<uuid:rollout_id>/calls/<int:index>/request", views.call_request, name="request"),
+    path("rollouts/<uuid:rollout_id>/fork", views.fork, name="fork"),
     path("runs/<uuid:run_id>/wall", views.run_wall, name="wall"),
     path("runs/<uuid:run_id>/wall/data", views.wall_data, name="wall_data"),
 ]

@@ -2,7 +2,7 @@
 
 From:  signed-in people with at least the role viewer.
 To:    templates/watch, and JSON for static/js/watch.
-Never: writes; touches the database beyond gyre_web.watch.selectors.
+Never: touches the database beyond gyre_web.watch.selectors; writes beyond gyre_web.watch.services.
 """
 
 from typing import Any
@@ -11,14 +11,16 @@ from uuid import UUID
 import orjson
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import get_object_or_404, render
-from django.views.decorators.http import require_GET
+from django.urls import reverse
+from django.views.decorators.http import require_GET, require_POST
 
+from environments.forks import ForkRefused
 from environments.models import Call, Node, Rollout
 from gyre_web.accounts.access import require_role
 from gyre_web.accounts.models import User
 from gyre_web.review.models import Label
 from gyre_web.review.selectors import describe_labels
-from gyre_web.watch import selectors, tokens, wall
+from gyre_web.watch import selectors, services, tokens, wall
 from training.models import Run
 
 MAX_WINDOW_NODES = 200
@@ -81,11 +83,35 @@ def rollout(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
         "rollout": row,
         "member": selectors.load_member(row),
         "neighbours": selectors.neighbours(row),
+        "may_fork": request.user.has_role(User.Role.OPERATOR),
         "may_review": request.user.has_role(User.Role.REVIEWER),
         "label_verdicts": Label.Verdict.choices,
         "queue": None,
     }
     return render(request, "watch/rollout.html", context)
+
+
+@require_role(User.Role.OPERATOR)
+@require_POST
+def fork(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
+    """{"call_index", "count"}: start rollouts again from there. 201 with their pages' addresses; audited."""
+    row = access_rollout(rollout_id)
+    try:
+        body = orjson.loads(request.body)
+        call_index, count = int(body["call_index"]), int(body["count"])
+    except (ValueError, TypeError, KeyError):
+        return refuse_fork("Send a JSON object with whole numbers `call_index` and `count`.")
+    try:
+        forks = services.start_forks(by=request, original=row, call_index=call_index, count=count)
+    except ForkRefused as refused:
+        return refuse_fork(str(refused))
+    response = json_response({"forks": [reverse("watch:rollout", args=[new.pk]) for new in forks]})
+    response.status_code = 201
+    return response
+
+
+def refuse_fork(message: str) -> HttpResponse:
+    return HttpResponseBadRequest(orjson.dumps({"error": message}), content_type="application/json")
 
 
 @data_view

@@ -2,7 +2,7 @@
 
 import pytest
 
-from environments.models import Model, Task
+from environments.models import Model, Rollout, Task
 from gyre_web.accounts.models import User
 from tests.gyre_web.factories import make_run, make_user
 from training.models import Group
@@ -39,6 +39,7 @@ WRITE = [
     ("/compare/judge", {}, "reviewer"),
     ("/models/add", {}, "operator"),
     ("/runs/{run}/steer", {"wanted": "pause"}, "operator"),
+    ("/rollouts/{rollout}/fork", {}, "operator"),
     ("/people/{person}/link", {}, "admin"),
     ("/people/{person}/change", {"role": "viewer"}, "admin"),
 ]
@@ -52,6 +53,7 @@ def names(db):
         "group": Group.objects.first().pk,
         "model": Model.objects.first().pk,
         "task": Task.objects.first().pk,
+        "rollout": Rollout.objects.first().pk,
         "person": make_user("somebody", "viewer").pk,
     }
 

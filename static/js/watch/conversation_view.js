@@ -31,6 +31,7 @@ export function nodeHead(state, node, toolSeconds, selected) {
     h("span", { class: "node-role" }, h("span", { class: "role-sign", "aria-hidden": "true" }, sign), node.role),
     node.branch_role !== "main" && h("span", { class: "badge" }, node.branch_role),
     badges(node, call),
+    callMarks(state, node, call),
     h("span", { class: "node-gap" }),
     node.sampled && versionMarks(node),
     seconds !== null && seconds !== undefined && h("span", { class: "node-figure", title: call ? "Time of the model call" : "Time the tool took" }, duration(seconds)),
@@ -47,6 +48,40 @@ function badges(node, call) {
     marks.push(h("span", { class: "badge", title: "Sampled, but never trained." }, "not trainable"));
   }
   for (const flag of node.flags ?? []) marks.push(h("span", { class: "badge", title: JSON.stringify(flag) }, flagName(flag)));
+  return marks;
+}
+
+/** What a difference in a harness's history means; the words of docs/explanation/tree.md. @type {Record<string, string>} */
+export const DIFFERENCES = {
+  arguments: "The harness sent other arguments, or another tool name, back. The sampled text stands.",
+  shape: "The harness sent it back in another shape: blanks, parts, or without its reasoning.",
+  volatile: "It holds spans that change without meaning. The first seen value is kept.",
+  edit: "The harness changed or dropped what came after it: here another branch begins.",
+  template: "The chat template itself rewrote it: here another branch begins.",
+  reused: "The harness repeated this turn under another beginning. There it is context.",
+  "tool-result": "A replay got another text here. The recorded one is kept.",
+};
+
+/** Retried, replayed, continued on another engine; and differences, at the node where they lie. @param {State} state @param {TreeNode} node @param {any} call */
+function callMarks(state, node, call) {
+  const marks = [];
+  if (call?.retry_of) marks.push(h("span", { class: "badge", title: "The harness asked again after a call that was cut or failed." }, "retry"));
+  if ((call?.engines?.length ?? 0) > 1) {
+    marks.push(h("span", { class: "badge", title: "An engine left in mid-answer; another went on with it." }, `continued on ${count(call.engines.length - 1)} more`));
+  }
+  let replays = 0;
+  /** @type {Map<string, number[]>} */
+  const kinds = new Map();
+  for (const other of state.calls.values()) {
+    if (call && other.replay_of === call.call) replays += 1;
+    for (const [kind, , index] of other.drift ?? []) {
+      if (index === node.index) kinds.set(kind, [...(kinds.get(kind) ?? []), other.index]);
+    }
+  }
+  if (replays) marks.push(h("span", { class: "badge", title: "A later session was answered with it from the record." }, `replayed ${count(replays)}×`));
+  for (const [kind, calls] of kinds) {
+    marks.push(h("span", { class: "badge badge-diff", title: `${DIFFERENCES[kind] ?? "A difference."} Seen by call ${calls.map(count).join(", ")}.` }, kind));
+  }
   return marks;
 }
 

@@ -58,7 +58,7 @@ export function drawToken(root, node, position, token, about) {
  * @param {HTMLElement} root
  * @param {TreeNode} node
  * @param {any} call
- * @param {{onRequest: (index: number) => void}} actions
+ * @param {{onRequest: (index: number) => void, onFork: ((index: number, count: number) => void)|null}} actions  onFork: null without the right to
  */
 export function drawNode(root, node, call, actions) {
   const spans = node.version_spans.map(([start, end, version]) => `${versionName(version)} ${count(start)}–${count(end - 1)}`);
@@ -78,6 +78,9 @@ export function drawNode(root, node, call, actions) {
       h("h2", { class: "side-title" }, `Call ${count(call.index)}`),
       facts([
         ["state", call.state],
+        ["dialect", `${call.dialect ?? "–"}${call.streamed ? ", streamed" : ""}`, "The wire format that the harness spoke"],
+        ...(call.retry_of ? [/** @type {[string, any]} */ (["retry of", call.retry_of.slice(0, 8)])] : []),
+        ...(call.drift?.length ? [/** @type {[string, any, string]} */ (["differences", differences(call.drift), "Where its history was not as it was sampled or seen"])] : []),
         ["prompt", `${count(call.num_prompt_tokens)} tok`],
         ["first token", duration(call.first_token_s)],
         ["duration", duration(call.duration_s)],
@@ -87,8 +90,31 @@ export function drawNode(root, node, call, actions) {
         ...(call.error ? [/** @type {[string, any]} */ (["error", call.error])] : []),
       ]),
       h("button", { type: "button", class: "link-button", onclick: () => actions.onRequest(call.index) }, "Show the rebuilt request"),
+      ...(actions.onFork ? [forkForm(call.index, actions.onFork)] : []),
     );
   }
+}
+
+/** @param {[string, number, number|null][]} drift */
+function differences(drift) {
+  return drift.map(([kind, message, node]) => `${kind} at ${node === null ? `message ${message}` : `n${node}`}`).join(", ");
+}
+
+/** @param {number} index @param {(index: number, count: number) => void} onFork */
+function forkForm(index, onFork) {
+  const number = h("input", { type: "number", min: "1", max: "32", value: "4", required: true, class: "input", "aria-label": "How many forks" });
+  return h(
+    "form",
+    {
+      class: "fork-form",
+      onsubmit: (/** @type {Event} */ event) => {
+        event.preventDefault();
+        onFork(index, Number(/** @type {HTMLInputElement} */ (number).value));
+      },
+    },
+    h("label", { title: "New rollouts that are answered from this record up to here, and then go their own way" }, "Fork here, ", number, " times "),
+    h("button", { type: "submit", class: "button button-small" }, "Fork"),
+  );
 }
 
 /** @param {HTMLElement} root */

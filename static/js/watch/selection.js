@@ -5,6 +5,7 @@
  * Holds: the chosen place is in the address (`?at=n417.1203`); looking never moves the page, choosing does.
  */
 
+import { postJson, toast } from "../base.js";
 import { drawNode, drawNothing, drawToken } from "./inspector_view.js";
 import { factsOf, streamColumns } from "./token_view.js";
 
@@ -117,7 +118,19 @@ export class Selection {
     const node = state.nodes.get(index);
     if (!node) return;
     const call = node.call ? state.calls.get(node.call) : null;
-    drawNode(this.inspector, node, call, { onRequest: (number) => void sides.showRequest(number) });
+    const onFork = this.page.root.dataset.fork ? (/** @type {number} */ at, /** @type {number} */ times) => void this.fork(at, times) : null;
+    drawNode(this.inspector, node, call, { onRequest: (number) => void sides.showRequest(number), onFork });
+  }
+
+  /** Start rollouts again from a call of this one. @param {number} index @param {number} times */
+  async fork(index, times) {
+    const { status, body } = await postJson(this.page.root.dataset.fork ?? "", { call_index: index, count: times });
+    if (status !== 201) {
+      toast(body?.error ?? "They were not started: ask again.", "error");
+      return;
+    }
+    toast(`Started ${body.forks.length} from call ${index}. The first is opened.`);
+    location.assign(body.forks[0]);
   }
 
   /** @param {number} index @param {number} position */

@@ -182,7 +182,9 @@ def test_what_the_prompt_says_of_a_turn_of_ours_is_what_was_sampled(data):
     prefix = data.draw(st.sampled_from([[SYSTEM, TASK], [SYSTEM], [{"role": "user", "content": "Summary"}]]))
     rounds = []
     for index in kept:
-        calls = [echoes[index]["tool_calls"][0] | {"arguments": data.draw(st.sampled_from(["", "{}", '{"command":1}']))}]
+        calls = [
+            echoes[index]["tool_calls"][0] | {"arguments": data.draw(st.sampled_from(["", "{}", '{"command":1}']))}
+        ]
         rounds += [own(echoes[index], tool_calls=calls), result(echoes[index], f"R{index}")]
     before = [bytes(node.ids) for node in talk.tree.nodes]
     talk.ask([*prefix, *rounds], "end")

@@ -1,6 +1,8 @@
 """A real agent program through sandbox, relay and gateway; and what happens when parts of Gyre are killed."""
 
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
@@ -123,3 +125,21 @@ def test_a_gateway_killed_in_mid_call_is_nothing_that_the_harness_sees(processes
     assert rollout.harness_output.count("assistant:") == 2
     assert Call.objects.filter(rollout=rollout).count() == 2
     assert Node.objects.filter(rollout=rollout, sampled=True).count() == 2
+
+
+@pytest.mark.slow
+def test_a_sandbox_lost_after_a_call_is_followed_by_one_that_is_answered_from_the_record(processes):
+    rollout = make_rollout("create")
+    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=60))
+    processes.start_gateway()
+    worker = processes.start_worker(rollout.pk)
+    wait_for(lambda: Call.objects.filter(rollout=rollout, state="completed").exists())
+    first = Sandbox.objects.get(rollout=rollout, purpose="agent")
+    os.kill(first.handle["pid"], signal.SIGKILL)
+    worker.wait(120)
+    rollout.refresh_from_db()
+    assert (rollout.outcome, rollout.reward, rollout.error) == ("completed", 1.0, "")
+    assert Sandbox.objects.filter(rollout=rollout, purpose="agent").count() == 2
+    replayed = Call.objects.get(rollout=rollout, replay_of__isnull=False)
+    assert (replayed.state, replayed.num_sampled_tokens, replayed.replay_of.index) == ("completed", 0, 0)
+    assert Node.objects.filter(rollout=rollout, trainable=True).count() == 2

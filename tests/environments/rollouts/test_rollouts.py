@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.utils import timezone
 
-from environments import leases, live
+from environments import leases, life, live
 from environments.models import Rollout, Sandbox, Session
 from environments.rollouts import request_cancel, requeue_lost_rollouts, run_rollout
 from tests.environments.rollouts.conftest import drive
@@ -265,11 +265,13 @@ def test_a_sandbox_that_is_lost_before_any_call_is_replaced(make_rollout):
     assert (rollout.outcome, rollout.reward, rollout.setup_failures) == ("completed", 1.0, 1)
 
 
-def test_a_sandbox_that_is_lost_after_calls_excludes_the_rollout(make_rollout):
+def test_a_sandbox_that_is_lost_after_calls_excludes_a_rollout_that_cannot_be_replayed(make_rollout, monkeypatch):
+    monkeypatch.setattr(life, "not_replayable", lambda program: "it asks the clock.")
     rollout = make_rollout("sleep 60")
     Rollout.objects.filter(pk=rollout.pk).update(state="running", num_calls=1, started_at=timezone.now())
     drive(rollout)
     assert (rollout.outcome, rollout.reward) == ("lost", None)
+    assert "it asks the clock" in rollout.error
 
 
 def test_only_what_nobody_drives_and_nothing_queues_is_enqueued_again(make_rollout, monkeypatch):
