@@ -26,6 +26,7 @@ from gyre_web.up.services import EmbeddedPostgres, EmbeddedValkey, ServiceError,
 
 RESTART_PAUSE_S = (0.2, 1.0, 3.0, 10.0)
 CALM_AFTER_S = 60.0
+RETRY_S = 1.0
 COLOURS = ("36", "32", "33", "35", "34", "96", "92")
 
 
@@ -130,31 +131,43 @@ class Supervisor:
             start_new_session=True,
             preexec_fn=die_with_parent(),
         )
+        try:
+            threading.Thread(target=self._copy_output, args=(part.name, process), daemon=True).start()
+        except RuntimeError:  # no thread to be had: nobody would read what it says
+            end_group(process.pid, 0)
+            raise
         self.running[part.name] = Running(part=part, process=process, num_deaths=num_deaths)
-        threading.Thread(target=self._copy_output, args=(part.name, process), daemon=True).start()
         self._write_record()
 
     # Running
 
     def watch(self) -> None:
-        """Until `stopping` is set: whoever dies is started again, after a pause that grows with its deaths."""
+        """Until `stopping` is set. A machine that is out of processes, memory or disk for a moment ends no supervision."""
         due: dict[str, float] = {}
         while not self.stopping.wait(0.2):
-            self._watch_services()
-            for name, running in list(self.running.items()):
-                code = running.process.poll()
-                if code is None:
-                    continue
-                if name not in due:
-                    calm = time.monotonic() - running.started > CALM_AFTER_S
-                    running.num_deaths = 1 if calm else running.num_deaths + 1
-                    pause = RESTART_PAUSE_S[min(running.num_deaths, len(RESTART_PAUSE_S)) - 1]
-                    due[name] = time.monotonic() + pause
-                    end_group(running.process.pid, 0)
-                    self.say("up", f"{name} ended with code {code}; starting it again in {pause} s")
-                elif time.monotonic() >= due[name]:
-                    del due[name]
-                    self._spawn(running.part, running.num_deaths)
+            try:
+                self._watch_services()
+                self._watch_parts(due)
+            except (OSError, RuntimeError) as error:
+                self.say("up", f"could not look after the parts: {error}; trying again in {RETRY_S:g} s")
+                self.stopping.wait(RETRY_S)
+
+    def _watch_parts(self, due: dict[str, float]) -> None:
+        """Whoever died is started again, after a pause that grows with its deaths. due: when, by name."""
+        for name, running in list(self.running.items()):
+            code = running.process.poll()
+            if code is None:
+                continue
+            if name not in due:
+                calm = time.monotonic() - running.started > CALM_AFTER_S
+                running.num_deaths = 1 if calm else running.num_deaths + 1
+                pause = RESTART_PAUSE_S[min(running.num_deaths, len(RESTART_PAUSE_S)) - 1]
+                due[name] = time.monotonic() + pause
+                end_group(running.process.pid, 0)
+                self.say("up", f"{name} ended with code {code}; starting it again in {pause} s")
+            elif time.monotonic() >= due[name]:
+                self._spawn(running.part, running.num_deaths)
+                del due[name]
 
     def _watch_services(self) -> None:
         """A database that died is started again on the same socket; its clients reconnect by themselves."""
@@ -260,10 +273,12 @@ def running_system(
         except BaseException as error:  # noqa: BLE001 -- handed to the caller below
             failures.append(error)
         started.set()
-        if not failures:
-            supervisor.watch()
-        supervisor.stop()
-        ended.set()
+        try:
+            if not failures:
+                supervisor.watch()
+            supervisor.stop()
+        finally:
+            ended.set()
 
     threading.Thread(target=live, name="supervisor").start()
     started.wait()

@@ -70,6 +70,24 @@ def test_a_part_that_is_killed_is_started_again_and_the_other_is_left_alone():
 
 
 @pytest.mark.usefixtures("sleepers")
+def test_a_machine_that_has_no_process_to_give_for_a_moment_ends_no_supervision(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "RETRY_S", 0.05)
+    with running_system() as system:
+        first, spawn, refusals = system.running["one"].process.pid, system._spawn, []
+
+        def refuse(part: Part, num_deaths: int = 0) -> None:
+            if len(refusals) < 3:
+                refusals.append(part.name)
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+            spawn(part, num_deaths)
+
+        monkeypatch.setattr(system, "_spawn", refuse)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: system.running["one"].process.pid != first)
+        assert refusals == ["one"] * 3
+
+
+@pytest.mark.usefixtures("sleepers")
 def test_services_that_are_killed_come_back_with_what_was_committed(monkeypatch):
     directory = Path(tempfile.mkdtemp(prefix="gyre-test-services-", dir="/var/tmp"))
     directory.chmod(0o755)
