@@ -79,7 +79,7 @@ def test_no_template_switches_escaping_off():
 
 def test_components_use_roles_and_never_raw_colours():
     for path in CSS.glob("*.css"):
-        if path.name != "tokens.css":
+        if path.name not in ("tokens.css", "lenses.css"):  # the two palettes
             assert not re.search(r"#[0-9a-fA-F]{3,8}\b(?![^{]*\{)", path.read_text()), path
 
 

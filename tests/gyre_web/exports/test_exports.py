@@ -5,6 +5,7 @@ import zipfile
 
 import orjson
 import pytest
+from django.core.management import CommandError, call_command
 
 from environments.models import Rollout
 from gyre_web.exports import items
@@ -118,3 +119,17 @@ def test_only_its_maker_or_an_operator_deletes_an_export(run, sign_in):
     sign_in("operator").post(f"/exports/{export.pk}/delete")
     assert not Export.objects.exists()
     assert Run.objects.exists()
+
+
+def test_the_command_freezes_a_selection_and_names_what_is_wrong(run, capsys):
+    make_user("root", "admin")
+    call_command("dataset", "good", filter=["reward_min=1"], run=run.name)
+    assert f"good: {Dataset.objects.get().num_items} items" in capsys.readouterr().out
+    for arguments, words in (
+        ({"filter": ["colour=red"]}, "Fields: q,"),
+        ({"filter": ["reward_min=much"]}, "reward_min"),
+        ({"run": "nobody's"}, "no run called"),
+        ({"kind": "pairs"}, "Judge some first"),
+    ):
+        with pytest.raises(CommandError, match=words):
+            call_command("dataset", "other", **arguments)
