@@ -157,4 +157,49 @@ CHARTS: tuple[Chart, ...] = (
         unit="GB",
         divide_by=1e9,
     ),
+    Chart(
+        id="loss",
+        title="Policy loss",
+        series=(Series(key="loss", name="loss"),),
+    ),
+    Chart(
+        id="advantage",
+        title="Advantage",
+        series=(Series(key="advantage_abs", name="size"), Series(key="advantage_mean", name="mean", band=True)),
+    ),
+    Chart(id="kl", title="KL to start", series=(Series(key="kl", name="KL"),), unit="nat"),
+    Chart(
+        id="clip",
+        title="Clipped and masked",
+        series=(Series(key="clip_fraction", name="clipped"), Series(key="masked_fraction", name="masked")),
+        unit="share",
+    ),
+    Chart(
+        id="branches",
+        title="Branches",
+        series=(Series(key="branches_mean", name="in a tree"), Series(key="samples_mean", name="trained")),
+    ),
+    Chart(
+        id="delivered",
+        title="Delivered to training",
+        series=(Series(key="delivered_rollouts", name="rollouts"), Series(key="delivered_tokens", name="tokens")),
+        unit="share",
+    ),
+    Chart(
+        id="members",
+        title="Members",
+        series=(Series(key="members", name="counted"), Series(key="excluded", name="excluded")),
+        unit="rollouts",
+        stacked=True,
+    ),
+    Chart(
+        id="speed",
+        title="Tokens a second",
+        series=(
+            Series(key="generated_tokens_per_s", name="sampled"),
+            Series(key="train_tokens_per_s", name="trained"),
+        ),
+        unit="tokens/s",
+    ),
+    Chart(id="rate", title="Learning rate", series=(Series(key="learning_rate", name="rate"),)),
 )
