@@ -159,7 +159,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "t") void setLens(lens === "text" ? LENSES[0].key : lens === LENSES[LENSES.length - 1].key ? "text" : nextLens(lens));
+  if (event.key === "t") void setLens(lens === "text" ? LENSES[0].key : lens === LENSES[LENSES.length - 1].key ? "text" : nextLens(lens).key);
   else if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
   else if (form && event.key in CHOICE_KEYS) {

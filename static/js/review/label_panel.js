@@ -21,6 +21,11 @@ export class LabelPanel {
     this.clientKey = newKey();
     this.outbox = new Outbox(localStorage, post, (result) => this.#answered(result));
     this.post = post;
+    /** @type {Record<string, boolean>} marks on single turns, by node index */
+    this.turns = {};
+    for (const button of form.querySelectorAll("[data-mark]")) {
+      button.addEventListener("click", () => this.#mark(/** @type {HTMLElement} */ (button).dataset.mark === "true"));
+    }
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.submit();
@@ -48,6 +53,7 @@ export class LabelPanel {
       reward: rewardText === "" ? null : Number(rewardText),
       reason: this.#field("reason").value,
       note: this.#field("note").value,
+      turns: { ...this.turns },
     };
   }
 
@@ -96,6 +102,7 @@ export class LabelPanel {
     localStorage.removeItem(this.draftKey);
     this.clientKey = newKey();
     this.form.reset();
+    this.turns = {};
     this.#changed();
     localStorage.removeItem(this.draftKey);
     this.#say(`saved: ${result.saved.effect_text}`, result.saved.effect === "too_late" ? "warn" : "good");
@@ -124,6 +131,7 @@ export class LabelPanel {
 
   #changed() {
     const { keep, reward, ...rest } = this.read();
+    this.#drawMarks();
     const reasonField = find("[data-reason-field]", this.form);
     reasonField.hidden = reward === null && keep !== "drop" && !rest.reason;
     localStorage.setItem(this.draftKey, JSON.stringify({ ...rest, keep, reward: this.#field("reward").value }));
@@ -134,6 +142,7 @@ export class LabelPanel {
       const draft = JSON.parse(localStorage.getItem(this.draftKey) ?? "null");
       if (!draft) return;
       for (const name of ["verdict", "keep", "reward", "reason", "note"]) this.#field(name).value = draft[name];
+      this.turns = draft.turns ?? {};
       this.#changed();
     } catch {
       localStorage.removeItem(this.draftKey);
@@ -155,6 +164,7 @@ export class LabelPanel {
     if ((isTyping(event) && !isRadio(event.target)) || event.ctrlKey || event.metaKey || event.altKey) return;
     const verdict = VERDICT_KEYS.indexOf(event.key);
     if (verdict >= 0) this.#choose("verdict", verdict);
+    else if (event.key === "+" || event.key === "-") this.#mark(event.key === "+");
     else if (inPanel && event.key === "k") this.#choose("keep", 1);
     else if (inPanel && event.key === "d") this.#choose("keep", 2);
     else if (inPanel && event.key === "u") this.#choose("keep", 0);
@@ -172,6 +182,23 @@ export class LabelPanel {
     radio.focus();
     this.#changed();
     if (name === "keep" && position === 2) this.#field("reason").focus();
+  }
+
+  /** Of the turn that the address points at; the same mark again takes it away. @param {boolean} right */
+  #mark(right) {
+    const node = /^n(\d+)/.exec(new URLSearchParams(location.search).get("at") ?? "")?.[1];
+    if (!node) {
+      this.#say("choose a turn first (j, k)", "warn");
+      return;
+    }
+    if (this.turns[node] === right) delete this.turns[node];
+    else this.turns[node] = right;
+    this.#changed();
+  }
+
+  #drawMarks() {
+    const marks = Object.entries(this.turns).map(([node, right]) => h("span", { class: right ? "good" : "bad" }, `n${node} ${right ? "right" : "wrong"} `));
+    find("[data-marks]", this.form).replaceChildren(...marks);
   }
 
   open() {
@@ -204,6 +231,7 @@ function labelItem(label) {
   const what = [
     label.verdict && (label.verdict === "hack" ? "reward hack" : label.verdict),
     label.keep !== "unset" && label.keep,
+    Object.keys(label.turns ?? {}).length && `${Object.keys(label.turns).length} turns marked`,
     label.reward !== null && `reward ${decimal(label.reward, 2)}`,
   ].filter(Boolean).join(" · ");
   return h(

@@ -6,7 +6,7 @@
  *        a judgement that the server refuses is given back with what is wrong, and not sent again.
  */
 
-/** @typedef {{client_key: string, verdict: string, keep: string, reward: number|null, reason: string, note: string}} Judgement */
+/** @typedef {{client_key: string, verdict: string, keep: string, reward: number|null, reason: string, note: string, turns: Record<string, boolean>}} Judgement */
 /** @typedef {{url: string, rollout: string, judgement: Judgement}} Item */
 /** @typedef {{saved: any, item: Item} | {refused: {field: string, message: string}[], item: Item} | {waiting: number}} Result */
 

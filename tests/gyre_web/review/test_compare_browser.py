@@ -7,7 +7,7 @@ from django.test import Client
 from playwright.sync_api import expect
 
 from environments.models import Node
-from gyre_web.review.models import PairPreference
+from gyre_web.review.models import Label, PairPreference
 from tests.gyre_web.browser import open_tab
 from tests.gyre_web.factories import make_run, make_user
 from training.models import Dataset, Group
@@ -38,6 +38,21 @@ def test_a_pair_is_judged_by_keyboard_and_the_next_one_comes(live_server, sessio
         tab.page.keyboard.press("j")
         expect(tab.page.locator(".compare-row.is-here")).to_have_count(1)
         assert tab.complaints == []
+
+
+def test_a_turn_is_marked_by_keyboard_and_saved_with_the_label(live_server, session):
+    attempt = make_run(steps=1, groups_per_step=1, rollouts_per_group=2)
+    rollout = attempt.groups.first().members.first().rollout
+    with open_tab(live_server.url, session) as tab:
+        tab.open(f"/rollouts/{rollout.pk}?at=n2")
+        marks = tab.page.locator("[data-marks]")
+        tab.page.locator("[data-column]").wait_for()
+        tab.page.wait_for_function("new URLSearchParams(location.search).get('at')")
+        tab.page.keyboard.press("-")
+        expect(marks).to_have_text("n2 wrong")
+        tab.page.keyboard.press("Control+Enter")
+        expect(tab.page.locator("[data-label-status]")).to_contain_text("saved")
+        assert Label.objects.get().turns == {"2": False}
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
