@@ -31,7 +31,10 @@ class MakeForm(forms.Form):
 
     what = forms.ChoiceField(
         choices=[
-            ("Train on it here", [(f"dataset:{value}", f"data set of {word}") for value, word in Dataset.Kind.choices]),
+            (
+                "Train on it here",
+                [(f"dataset:{value}", f"data set of {word.lower()}") for value, word in Dataset.Kind.choices],
+            ),
             ("Download", [(f"export:{value}", word) for value, word in Export.Format.choices]),
         ],
         label="Make",
