@@ -182,6 +182,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 USE_I18N = False
 DATA_UPLOAD_MAX_MEMORY_SIZE = 10 * 1024 * 1024
+UPLOAD_MB = env_int("GYRE_UPLOAD_MB", 512)
+"""Largest archive of tasks that the browser and REST take; `manage.py tasks import` has its own bounds."""
 
 LOGGING = {
     "version": 1,

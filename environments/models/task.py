@@ -22,6 +22,10 @@ class Task(models.Model):
     agent_timeout_s = models.FloatField()
     verifier_timeout_s = models.FloatField()
     settings = models.JSONField(default=dict, help_text="The parsed task.toml, whole.")
+    checked_at = models.DateTimeField(null=True, help_text="When solution and doing nothing were last graded.")
+    check_result = models.JSONField(
+        default=dict, help_text="environments.tasksets.checks.CheckResult of that time; empty: never checked."
+    )
 
     class Meta:
         ordering = ("taskset", "name")

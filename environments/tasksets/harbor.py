@@ -32,6 +32,8 @@ class Problem:
     field: str = ""
     message: str
     remedy: str = ""
+    rule: str = ""
+    """Name of the rule that it breaks (docs/reference/harbor.md), for programs."""
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.field}" if self.field else self.file
@@ -109,7 +111,12 @@ def read_task(directory: Path) -> HarborTask:
     _check_environment(directory, raw, problems)
     if not (directory / "tests" / "test.sh").is_file():
         problems.append(
-            Problem(file="tests/test.sh", message="is missing.", remedy="It writes /logs/verifier/reward.txt.")
+            Problem(
+                file="tests/test.sh",
+                message="is missing.",
+                remedy="It writes /logs/verifier/reward.txt.",
+                rule="missing-tests",
+            )
         )
     problems.extend(_check_links(directory))
     if problems:
@@ -162,11 +169,18 @@ def _read_toml(path: Path, problems: list[Problem]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        problems.append(Problem(file="task.toml", message="is missing.", remedy="An empty file takes every default."))
+        problems.append(
+            Problem(
+                file="task.toml",
+                message="is missing.",
+                remedy="An empty file takes every default.",
+                rule="missing-task-toml",
+            )
+        )
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        problems.append(Problem(file="task.toml", message=f"is not valid TOML: {error}."))
+        problems.append(Problem(file="task.toml", message=f"is not valid TOML: {error}.", rule="invalid-toml"))
     except OSError as error:
-        problems.append(Problem(file="task.toml", message=f"cannot be read: {error.strerror}."))
+        problems.append(Problem(file="task.toml", message=f"cannot be read: {error.strerror}.", rule="unreadable"))
     return {}
 
 
@@ -177,7 +191,12 @@ def _check_settings(raw: dict[str, Any], problems: list[Problem]) -> TaskToml:
         for detail in error.errors():
             field = ".".join(str(part) for part in detail["loc"])
             problems.append(
-                Problem(file="task.toml", field=field, message=f"{detail['msg']} (it is {detail['input']!r}).")
+                Problem(
+                    file="task.toml",
+                    field=field,
+                    message=f"{detail['msg']} (it is {str(detail['input'])[:80]!r}).",
+                    rule="invalid-field",
+                )
             )
     return TaskToml()
 
@@ -185,17 +204,19 @@ def _check_settings(raw: dict[str, Any], problems: list[Problem]) -> TaskToml:
 def _read_instruction(path: Path, problems: list[Problem]) -> str:
     try:
         if path.stat().st_size > MAX_INSTRUCTION_BYTES:
-            problems.append(Problem(file="instruction.md", message="is larger than 1 MiB."))
+            problems.append(Problem(file="instruction.md", message="is larger than 1 MiB.", rule="too-large"))
             return ""
         text = path.read_text().strip()
     except FileNotFoundError:
-        problems.append(Problem(file="instruction.md", message="is missing."))
+        problems.append(Problem(file="instruction.md", message="is missing.", rule="missing-instruction"))
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem(file="instruction.md", message=f"cannot be read as UTF-8 text: {error}."))
+        problems.append(
+            Problem(file="instruction.md", message=f"cannot be read as UTF-8 text: {error}.", rule="unreadable")
+        )
         return ""
     if not text:
-        problems.append(Problem(file="instruction.md", message="is empty."))
+        problems.append(Problem(file="instruction.md", message="is empty.", rule="missing-instruction"))
     return text
 
 
@@ -203,28 +224,48 @@ def _check_environment(directory: Path, raw: dict[str, Any], problems: list[Prob
     environment = directory / "environment"
     if not environment.is_dir():
         problems.append(
-            Problem(file="environment", message="is missing.", remedy="An empty directory is an empty work tree.")
+            Problem(
+                file="environment",
+                message="is missing.",
+                remedy="An empty directory is an empty work tree.",
+                rule="missing-environment",
+            )
         )
     for name in COMPOSE_NAMES:
         if (environment / name).exists() or (directory / name).exists():
-            problems.append(Problem(file=f"environment/{name}", message="tasks with compose files are not supported."))
+            message = "tasks with compose files are not supported."
+            problems.append(Problem(file=f"environment/{name}", message=message, rule="compose"))
     section = raw.get("environment")
     services = section.get("services") or section.get("sidecars") if isinstance(section, dict) else None
     if services:
         problems.append(
             Problem(
-                file="task.toml", field="environment.services", message="tasks with several containers are refused."
+                file="task.toml",
+                field="environment.services",
+                message="tasks with several containers are refused.",
+                rule="several-containers",
             )
         )
     if raw.get("steps"):
-        problems.append(Problem(file="task.toml", field="steps", message="tasks of several steps are not supported."))
+        problems.append(
+            Problem(
+                file="task.toml",
+                field="steps",
+                message="tasks of several steps are not supported.",
+                rule="several-steps",
+            )
+        )
 
 
 def _check_links(directory: Path) -> list[Problem]:
     """Links that leave the task would make the digest lie and could expose the host's files."""
     root = directory.resolve()
     return [
-        Problem(file=path.relative_to(directory).as_posix(), message="is a link that leaves the task's directory.")
+        Problem(
+            file=path.relative_to(directory).as_posix(),
+            message="is a link that leaves the task's directory.",
+            rule="link",
+        )
         for path in directory.rglob("*")
         if path.is_symlink() and not path.resolve().is_relative_to(root)
     ]

@@ -17,6 +17,7 @@ from gyre_web.accounts.models import User
 from gyre_web.api import present, schemas
 from gyre_web.api.auth import BrowserAuth, TokenAuth, access
 from gyre_web.api.data_routes import router as data_router
+from gyre_web.api.tasksets import router as tasksets_router
 from gyre_web.audit.services import record
 from gyre_web.runs.rollout_filter import NAMES, apply_filter, order, parse_filter, rollouts_of
 from gyre_web.runs.selectors import RunFilter, latest_attempt, list_runs
@@ -33,6 +34,7 @@ api = NinjaAPI(
     docs_url=None,
     urls_namespace="api",
 )
+api.add_router("", tasksets_router)
 PAGE = 100
 
 

@@ -17,8 +17,11 @@ from environments.harnesses.bundles import find
 from environments.models import Call, Harness, Model, Node, Rollout, Task, TaskSet
 
 MAX_FILE_BYTES = 64 * 1024
-MAX_FILES = 60
 RECENT_ROLLOUTS = 100
+MAX_FILES = 40
+"""Of each role."""
+IGNORED = frozenset({"__pycache__"})
+CHECKED = Q(tasks__checked_at__isnull=False)
 SCORED = Q(rollouts__reward__isnull=False) & ~Q(rollouts__purpose=Rollout.Purpose.DEMONSTRATION)
 
 
@@ -40,18 +43,29 @@ class TaskFiles:
     solution: list[TaskFile]
     other: list[TaskFile]
     missing: bool
+    left_out: int = 0
+    """Files that are there and not shown."""
 
 
 def list_tasksets() -> "QuerySet[TaskSet]":
+    """Each with its counts, and when and how its solution check went."""
     return TaskSet.objects.annotate(
         num_tasks=Count("tasks"),
         num_heldout=Count("tasks", filter=Q(tasks__split=Task.Split.HELDOUT)),
         num_families=Count("tasks__family", distinct=True),
+        num_checked=Count("tasks", filter=CHECKED),
+        num_wrong=Count("tasks", filter=CHECKED & ~Q(tasks__check_result__problems=[])),
+        checked_at=Max("tasks__checked_at"),
     )
 
 
+def list_versions(taskset: TaskSet) -> "QuerySet[TaskSet]":
+    """All versions under its base name, newest first."""
+    return TaskSet.objects.filter(base_name=taskset.base_name).order_by("-version")
+
+
 def list_tasks(query: Any) -> "QuerySet[Task]":
-    """Tasks with their pass rates; query: q, taskset, family, split, sort."""
+    """Tasks with their pass rates; query: q, taskset, family, split, check, sort."""
     tasks = Task.objects.select_related("taskset").annotate(
         num_scored=Count("rollouts", filter=SCORED),
         num_passed=Count("rollouts", filter=SCORED & Q(rollouts__reward__gte=1.0)),
@@ -60,11 +74,19 @@ def list_tasks(query: Any) -> "QuerySet[Task]":
     for name, lookup in (("taskset", "taskset__name"), ("family", "family"), ("split", "split")):
         if query.get(name):
             tasks = tasks.filter(**{lookup: query[name]})
+    tasks = tasks.filter(CHECKS.get(query.get("check", ""), Q()))
     if query.get("q", "").strip():
-        text = query["q"].strip()
+        text = query["q"].replace("\0", "").strip()
         tasks = tasks.filter(Q(name__icontains=text) | Q(instruction__icontains=text))
     return tasks.order_by(*ORDERS.get(query.get("sort", ""), ORDERS["name"]))
 
+
+CHECKS = {
+    "good": Q(checked_at__isnull=False, check_result__problems=[]),
+    "wrong": Q(checked_at__isnull=False) & ~Q(check_result__problems=[]),
+    "never": Q(checked_at__isnull=True),
+}
+"""How a task's solution check went."""
 
 ORDERS: dict[str, tuple[Any, ...]] = {
     "name": ("taskset__name", "name"),
@@ -93,21 +115,47 @@ def pass_rates_by_version(task: Task) -> list[dict[str, Any]]:
     ]
 
 
+def pass_rates_by_harness(task: Task) -> list[dict[str, Any]]:
+    """[{harness, model, scored, passed}] over the task's rollouts of all runs and trials, most tried first."""
+    rows = (
+        task.rollouts.filter(reward__isnull=False)
+        .exclude(purpose=Rollout.Purpose.DEMONSTRATION)
+        .exclude(pool__startswith="expert-")
+        .values("harness__name", "model__name")
+        .annotate(scored=Count("pk"), passed=Count("pk", filter=Q(reward__gte=1.0)))
+        .order_by("-scored", "harness__name")
+    )
+    return [
+        {
+            "harness": row["harness__name"],
+            "model": row["model__name"],
+            "scored": row["scored"],
+            "passed": row["passed"],
+        }
+        for row in rows
+    ]
+
+
 def load_files(task: Task) -> TaskFiles:
     """What is in the task's directory, by its role in the Harbor layout."""
     root = Path(task.directory)
-    found: dict[str, list[TaskFile]] = {"instruction": [], "environment": [], "tests": [], "solution": [], "other": []}
+    found: dict[str, Any] = {"instruction": [], "environment": [], "tests": [], "solution": [], "other": []}
     if not root.is_dir():
         return TaskFiles(**found, missing=True)
-    paths = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
-    for path in paths[:MAX_FILES]:
+    left_out = 0
+    for path in sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink()):
         relative = path.relative_to(root)
+        if IGNORED & set(relative.parts):
+            continue
         top = relative.parts[0]
         role = (
             "instruction" if top == "instruction.md" else top if top in found and len(relative.parts) > 1 else "other"
         )
+        if len(found[role]) >= MAX_FILES:
+            left_out += 1
+            continue
         found[role].append(read_file(path, str(relative)))
-    return TaskFiles(**found, missing=False)
+    return TaskFiles(**found, missing=False, left_out=left_out)
 
 
 def read_file(path: Path, name: str) -> TaskFile:
@@ -116,8 +164,9 @@ def read_file(path: Path, name: str) -> TaskFile:
         data = stream.read(MAX_FILE_BYTES)
     try:
         text: str | None = data.decode()
-    except UnicodeDecodeError:
-        text = None
+    except UnicodeDecodeError as error:
+        is_cut_character = size > len(data) and error.start > len(data) - 4
+        text = data[: error.start].decode() if is_cut_character else None
     return TaskFile(path=name, size_bytes=size, text=text, cut=size > len(data))
 
 

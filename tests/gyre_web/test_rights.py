@@ -16,6 +16,8 @@ READ = [
     ("/groups/{group}", "viewer"),
     ("/tasks", "viewer"),
     ("/tasks/{task}", "viewer"),
+    ("/tasks/sets/shell-and-python", "viewer"),
+    ("/tasks/import", "operator"),
     ("/models", "viewer"),
     ("/models/{model}", "viewer"),
     ("/evaluations", "viewer"),
@@ -40,6 +42,7 @@ WRITE = [
     ("/models/add", {}, "operator"),
     ("/runs/{run}/steer", {"wanted": "pause"}, "operator"),
     ("/rollouts/{rollout}/fork", {}, "operator"),
+    ("/tasks/{task}/try", {"harness": "none"}, "operator"),
     ("/people/{person}/link", {}, "admin"),
     ("/people/{person}/change", {"role": "viewer"}, "admin"),
 ]

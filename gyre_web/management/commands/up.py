@@ -14,7 +14,7 @@ from django.db import DatabaseError, connection
 
 from environments.catalog import ModelError
 from environments.harnesses import HarnessMissing
-from environments.tasksets import InvalidTaskSet
+from environments.tasksets import InvalidTask
 from gyre_web.up.ports import free_port
 from gyre_web.up.services import ServiceError
 from gyre_web.up.supervisor import Supervisor, UpError, adopt_urls
@@ -79,7 +79,7 @@ class Command(BaseCommand):
 
         try:
             run = start_demo(seed=seed, say=lambda text: supervisor.say("demo", text))
-        except (DemoError, ModelError, InvalidTaskSet, HarnessMissing, DatabaseError, OSError) as error:
+        except (DemoError, ModelError, InvalidTask, HarnessMissing, DatabaseError, OSError) as error:
             supervisor.say("demo", f"could not be started: {error}")
         else:
             supervisor.say("demo", f"watch it at {supervisor.address}/runs/{run.id}")

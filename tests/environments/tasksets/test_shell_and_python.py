@@ -7,7 +7,7 @@ import pytest
 
 from environments.models import Task, TaskSet
 from environments.scripted.experts import expert_turn, split_commands
-from environments.tasksets import InvalidTaskSet, ensure_builtin_taskset, import_taskset
+from environments.tasksets import InvalidImport, ensure_builtin_taskset, import_taskset
 from environments.tasksets.harbor import digest_directory
 from environments.tasksets.shell_and_python import FAMILIES, build_tasks, write_task
 
@@ -78,11 +78,14 @@ def test_an_import_names_every_wrong_task_and_writes_nothing(settings, tmp_path)
         write_task(task, tmp_path / "mine" / task.name)
     (tmp_path / "mine" / "copy-0002" / "instruction.md").unlink()
     (tmp_path / "mine" / "create-0000" / "tests" / "test.sh").unlink()
-    with pytest.raises(InvalidTaskSet) as caught:
+    with pytest.raises(InvalidImport) as caught:
         import_taskset(name="mine", directory=tmp_path / "mine")
-    assert [error.directory.name for error in caught.value.tasks] == ["copy-0002", "create-0000"]
+    assert [problem.file for problem in caught.value.problems] == [
+        "copy-0002/instruction.md",
+        "create-0000/tests/test.sh",
+    ]
     assert not TaskSet.objects.exists()
-    assert not (tmp_path / "data").exists()
+    assert list((tmp_path / "data" / "tasksets").iterdir()) == []
 
 
 @pytest.mark.django_db

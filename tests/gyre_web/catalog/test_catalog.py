@@ -169,3 +169,66 @@ def test_a_harness_is_copied_with_its_settings_under_another_name(sign_in):
     assert 'value="mine-2"' in page
     assert "run --me &lt;now&gt;" in page
     assert sign_in("operator").get("/harnesses/new?from=nonsense").status_code == 404
+
+
+def test_a_set_has_an_address_with_its_versions_and_its_solution_check(sign_in):
+    from django.utils import timezone
+
+    from environments.models import TaskSet
+
+    make_catalog(num_tasks=4)
+    first, second, *_ = Task.objects.all()
+    good = {"problems": [], "solution": 1, "nothing": 0}
+    Task.objects.filter(pk=first.pk).update(checked_at=timezone.now(), check_result=good)
+    wrong = {"problems": ["the solution earns reward 0."], "solution": 0, "nothing": 0, "log": "<b>no</b>"}
+    Task.objects.filter(pk=second.pk).update(checked_at=timezone.now(), check_result=wrong)
+    TaskSet.objects.create(
+        name="shell-and-python@2", base_name="shell-and-python", version=2, source="x", digest="1", directory="/x"
+    )
+    client = sign_in("viewer")
+
+    page = client.get("/tasks/sets/shell-and-python").content.decode()
+
+    assert "1 of 2 wrong" in page
+    assert "/tasks/sets/shell-and-python@2" in page
+    assert client.get("/tasks/sets/shell-and-python?check=wrong").context["pager"].total == 1
+    assert client.get("/tasks/sets/shell-and-python?check=good").context["pager"].total == 1
+    assert client.get("/tasks/sets/shell-and-python?check=never").context["pager"].total == 2
+    assert client.get("/tasks/sets/unheard-of").status_code == 404
+    shown = client.get(f"/tasks/{second.pk}").content.decode()
+    assert "The solution earns reward 0." in shown
+    assert "<b>no</b>" not in shown
+
+
+def test_the_solution_is_behind_a_control_and_an_instruction_is_text(sign_in, tmp_path):
+    make_catalog()
+    (tmp_path / "solution").mkdir()
+    (tmp_path / "solution" / "solve.sh").write_text("echo secret")
+    task = Task.objects.first()
+    task.directory, task.instruction = str(tmp_path), "<script>alert(1)</script>"
+    task.save()
+
+    page = sign_in("viewer").get(f"/tasks/{task.pk}").content.decode()
+
+    assert "<script>alert(1)</script>" not in page
+    before, _, after = page.partition("Show the solution")
+    assert "echo secret" not in before
+    assert "echo secret" in after
+    assert '<details class="files-control"><summary' in before
+
+
+def test_the_pass_rate_by_harness_leaves_out_experts(sign_in):
+    from gyre_web.catalog.selectors import pass_rates_by_harness
+
+    attempt = make_run(steps=1, groups_per_step=1, nodes=False)
+    task = attempt.groups.first().task
+    rollouts = list(task.rollouts.all())
+    task.rollouts.update(reward=0.0, purpose="train")
+    for rollout, pool in zip(rollouts[:2], ("expert-mini-swe-agent", "elsewhere"), strict=True):
+        rollout.reward, rollout.pool, rollout.purpose = 1.0, pool, "trial"
+        rollout.save()
+
+    (row,) = pass_rates_by_harness(task)
+
+    assert (row["harness"], row["model"]) == ("mini-swe-agent", "smollm2-135m")
+    assert (row["passed"], row["scored"]) == (1, len(rollouts) - 1)
