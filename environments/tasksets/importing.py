@@ -187,7 +187,7 @@ def find_tasks(given: Path, *, single: str) -> dict[str, Path]:
         if _is_task(root):
             return {root.name if root != given else single: root}
         inside = _subdirectories(root)
-        if len(inside) != 1 or _is_task(inside[0]):
+        if len(inside) != 1 or _is_task(inside[0]) or not _subdirectories(inside[0]):
             break
         root = inside[0]
     tasks = _subdirectories(root)
@@ -199,7 +199,8 @@ def find_tasks(given: Path, *, single: str) -> dict[str, Path]:
 
 
 def _is_task(directory: Path) -> bool:
-    return (directory / "task.toml").is_file() or (directory / "instruction.md").is_file()
+    """Or was meant to be one: what is missing is then said of it."""
+    return any((directory / name).exists() for name in ("task.toml", "instruction.md", "tests/test.sh"))
 
 
 def _subdirectories(directory: Path) -> list[Path]:
