@@ -142,6 +142,8 @@ def small_task() -> Task:
         (directory / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 1200\n')
         (directory / "instruction.md").write_text(INSTRUCTION + "\n")
         (directory / "tests" / "test.sh").write_text(TEST)
+        (directory / "solution").mkdir(exist_ok=True)
+        (directory / "solution" / "solve.sh").write_text("#!/bin/sh\nprintf good > out.txt\n")
         known = import_taskset(name=TASKSET, directory=source)
     return Task.objects.get(taskset=known)
 

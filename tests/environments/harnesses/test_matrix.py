@@ -11,19 +11,22 @@ from django.core.management import call_command
 
 import environments.gateway.delivery as delivery
 from environments.harnesses.trial import read_report, run_one, small_script, trial_harness
+from environments.models import Engine
 from environments.scripted.script import build_rule
 from environments.scripted.stage import Stage, open_stage
 from tests.environments.harnesses.conftest import need, room
 from tests.environments.harnesses.labels import LABELS
-from tests.environments.harnesses.matrix import CHOSEN, EXPECTED, FINISH, SITUATIONS, shape_of
+from tests.environments.harnesses.matrix import CHOSEN, EXPECTED, FINISH, SITUATIONS, shape, shape_of
 
 pytestmark = [pytest.mark.harness, pytest.mark.sandbox, pytest.mark.slow, pytest.mark.timeout(900)]
 WANTED = os.environ.get("GYRE_MATRIX", "")
 
 
 @pytest.fixture(scope="module")
-def stage(django_db_setup, django_db_blocker) -> Iterator[Stage]:
+def stage(django_db_blocker) -> Iterator[Stage]:
+    """Not in a transaction: the gateway's thread has to see the rows."""
     with django_db_blocker.unblock(), room():
+        call_command("migrate", verbosity=0)
         try:
             with open_stage() as opened:
                 yield opened
@@ -70,3 +73,16 @@ def test_the_tree_is_as_expected(stage, first_prompts, monkeypatch, label, situa
     stage.play(build_rule(case.script), faults=case.faults)
     rollout = run_one(stage, trial_harness(program, **given), max_tokens=case.max_tokens, **budgets)
     assert shape_of(read_report(rollout)) == EXPECTED[label, situation], rollout.harness_output[-2000:]
+
+
+@pytest.mark.parametrize("label", ["codex", "mini-tools"])
+def test_an_expert_plays_the_solution_through_the_harnesss_own_tools(stage, monkeypatch, label):
+    program, given = LABELS[label]
+    need(program)
+    monkeypatch.setattr(stage, "pool", f"expert-{label}")
+    Engine.objects.create(
+        pool=stage.pool, name="expert", base_url=f"expert://{program}", model_name="x", state=Engine.State.SERVING
+    )
+    rollout = run_one(stage, trial_harness(program, **given))
+    assert shape_of(read_report(rollout)) == shape("mm"), rollout.harness_output[-2000:]
+    assert not rollout.nodes.filter(sampled=True).exclude(behaviour_logprobs=None).exists()
