@@ -139,13 +139,13 @@ EXPECTED: dict[tuple[str, str], Shape] = {
     # Nothing said: Claude drops the turn and changes the user's text, so the next turn is a branch.
     ("mini-tools", "empty"): shape("mmm"),
     ("codex", "empty"): shape("m", outcome=UNSOLVED),
-    ("claude-bare", "empty"): shape("mmm", branches=2, edit=1, arguments=1),
+    ("claude-bare", "empty"): shape("mmm", branches=2, arguments=1),
     ("pi-chat", "empty"): shape("m", outcome=UNSOLVED),
     ("qwen", "empty"): shape("mmm", branches=2, arguments=1),
     # Only thought: as empty; Chat has no way back for a thought, so its absence is a matter of shape.
     ("mini-tools", "reasoning"): shape("mmm", shape=1),
     ("codex", "reasoning"): shape("m", outcome=UNSOLVED),
-    ("claude-bare", "reasoning"): shape("mmm", branches=2, edit=1, arguments=1),
+    ("claude-bare", "reasoning"): shape("mmm", branches=2, arguments=1),
     ("pi-chat", "reasoning"): shape("m", outcome=UNSOLVED),
     # What the gateway keeps from them: an engine's 500, and silence.
     ("mini-tools", "refused-once"): KEPT,
@@ -153,11 +153,6 @@ EXPECTED: dict[tuple[str, str], Shape] = {
     ("mini-tools", "pause"): KEPT,
     ("codex", "pause"): KEPT,
     ("claude-bare", "pause"): REWRITTEN,
-    # A full context: a summary is asked for without tools (another root), then the work goes on below the same opening
-    # messages; Codex does so by the usage that it is told, before it is refused.
-    ("pi-chat", "overflow"): shape("mmmmmmmmRMmmm", branches=3, roots="mM", edit=1, arguments=9),
-    ("claude-bare", "overflow"): shape("mmmmmmmmRMmmm", branches=3, edit=2, arguments=9),
-    ("codex", "overflow"): shape("mmmmmmmmmMmm", branches=3, roots="mM", edit=1),
     # The sub-agent's conversation is a root of its own, between two turns of its parent.
     ("claude", "sub-agent"): shape("mssmmm", branches=2, roots="ms", arguments=4),
 }
@@ -168,13 +163,10 @@ CHOSEN = {cell for cell in EXPECTED if cell[0] in QUICK} | {
     ("pi-responses", "base"),
     ("pi-messages", "base"),
     ("pi-chat", "bad-arguments"),
-    ("pi-chat", "overflow"),
     ("claude", "sub-agent"),
     ("claude-bare", "base"),
     ("claude-bare", "bad-arguments"),
-    ("claude-bare", "empty"),
     ("claude-bare", "length"),
-    ("claude-bare", "overflow"),
     ("claude-bare", "pause"),
     ("opencode", "base"),
     ("qwen", "bad-arguments"),
