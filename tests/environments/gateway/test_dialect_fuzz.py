@@ -120,7 +120,7 @@ def spoilt(draw):
     return path, body
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(spoilt())
 def test_a_spoilt_body_is_read_or_refused_by_name(case):
     path, body = case
