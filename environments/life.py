@@ -28,7 +28,7 @@ from environments.harnesses import HARNESSES, HarnessMissing, InvalidHarness
 from environments.leases import Lease, LeaseLost
 from environments.models import Outcome, Rollout, Sandbox, Session
 from environments.sandboxes import Handle, SandboxError, Sandboxes, get_sandboxes
-from environments.starting import build_launch, build_limits
+from environments.starting import ImageMissing, build_launch, build_limits, choose_kind, find_image
 from environments.tasksets.harbor import start_tree
 from environments.verification import Assessment, Interrupted, Verdict, verify
 from environments.work_product import build_diff, find_flags
@@ -81,7 +81,7 @@ class Life:
         self.rollout = Rollout.objects.select_related("task", "harness").get(pk=lease.rollout_id)
         self.budgets = Budgets.model_validate(self.rollout.budgets)
         self.is_resumed = False
-        self.sandboxes: Sandboxes = get_sandboxes(Sandbox.Kind.PROCESS)
+        self.sandboxes: Sandboxes = get_sandboxes(choose_kind(self.rollout.task, self.rollout.sandboxing))
 
     def run(self) -> None:
         handle = self._find_sandbox()
@@ -106,6 +106,7 @@ class Life:
             return None
         if row.host != socket.gethostname() and not self._is_over():
             raise Elsewhere(row.host)
+        self.sandboxes = get_sandboxes(row.kind)
         handle = self.sandboxes.attach(row)
         if handle is None:
             _give_to_reaper(row.pk)
@@ -121,6 +122,9 @@ class Life:
         while self.rollout.setup_failures < MAX_SETUP_FAILURES:
             try:
                 return self._launch()
+            except ImageMissing as error:
+                self._end(_Result(outcome=Outcome.IMAGE_UNAVAILABLE, error=str(error)))
+                return None
             except InvalidHarness as error:
                 self._set(setup_failures=MAX_SETUP_FAILURES, error=str(error))
             except HarnessMissing as error:
@@ -143,7 +147,7 @@ class Life:
             return _Result(outcome=Outcome.CANCELLED)
         if self._is_over():
             return _Result(outcome=Outcome.OVERALL_TIMEOUT, error=self._overall_message())
-        if rollout.task.image:
+        if rollout.task.image and self.sandboxes.kind == Sandbox.Kind.PROCESS:
             message = f"Task {rollout.task.name} needs the image {rollout.task.image}; process sandboxes have none."
             return _Result(outcome=Outcome.IMAGE_UNAVAILABLE, error=message)
         if not (Path(rollout.task.directory) / "tests" / "test.sh").is_file():
@@ -158,9 +162,10 @@ class Life:
     def _launch(self) -> Handle:
         """With a session of its own; those before it are over."""
         self._finish_sessions()
+        image = self._find_image()
         session = Session.objects.create(rollout=self.rollout)
         try:
-            handle = self.sandboxes.launch(build_launch(self.rollout, session, self.budgets))
+            handle = self.sandboxes.launch(build_launch(self.rollout, session, self.budgets, image))
         except (SandboxError, InvalidHarness, HarnessMissing, OSError):
             self._finish_sessions()
             raise
@@ -170,6 +175,12 @@ class Life:
             handle.remove()  # starting took longer than the lease: another driver has its own by now
             raise
         return handle
+
+    def _find_image(self) -> str | None:
+        """Id of the image that this kind of sandbox starts from; None: it has none. Raises ImageMissing."""
+        if self.sandboxes.kind != Sandbox.Kind.DOCKER:
+            return None
+        return find_image(self.rollout.task)
 
     def _finish_sessions(self) -> None:
         self.rollout.sessions.filter(finished_at=None).update(finished_at=timezone.now())
@@ -210,7 +221,7 @@ class Life:
     def _after_harness(self, handle: Handle, end: End) -> None:
         """Keep the work product, then grade it where the outcome is scored."""
         self._finish_sessions()
-        start = start_tree(Path(self.rollout.task.directory))
+        start = start_tree(Path(self.rollout.task.directory)) or self.sandboxes.start_tree(handle.row.image)
         flags = [flag.to_json() for flag in find_flags(start, handle.work_tree, handle.logs, end.output)]
         self._set(
             state=Rollout.State.VERIFYING,
@@ -243,10 +254,16 @@ class Life:
                 leftover.remove()
             else:
                 _give_to_reaper(row.pk)
+        try:
+            image = handle.keep_image()
+        except SandboxError as failure:
+            self._end(_Result(outcome=Outcome.VERIFIER_ERROR, error=str(failure)), handle)
+            return
         assessment = Assessment(
             rollout_id=rollout.pk,
             task_directory=Path(rollout.task.directory),
             work_tree=handle.work_tree,
+            image=image,
             environment=rollout.task.settings.get("verifier", {}).get("env", {}),
             limits=build_limits(rollout.task),
             deadline_s=min(rollout.task.verifier_timeout_s, left_s),

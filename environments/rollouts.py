@@ -44,6 +44,7 @@ def create_rollout(
     pool: str,
     sampling: Sampling,
     budgets: Budgets,
+    sandboxing: str = Rollout.Sandboxing.AUTO,
 ) -> Rollout:
     """A queued rollout; `enqueue_rollout` gets it driven."""
     return Rollout.objects.create(
@@ -52,6 +53,7 @@ def create_rollout(
         harness=harness,
         purpose=purpose,
         pool=pool,
+        sandboxing=sandboxing,
         sampling=sampling.model_dump(mode="json"),
         budgets=budgets.model_dump(mode="json"),
     )

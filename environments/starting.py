@@ -5,8 +5,6 @@ To:    environments.sandboxes.
 Never: starts anything.
 """
 
-import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from environments.config import Budgets
 from environments.harnesses import Assignment, HarnessMissing, HarnessProgram, check_settings, get_program
 from environments.harnesses.base import HARNESS_DIRECTORY
 from environments.harnesses.bundles import write_bundle
-from environments.models import Harness, Rollout, Session, Task
+from environments.models import Harness, Rollout, Sandbox, Session, Task
 from environments.sandboxes import Launch, Limits, Mount
 from environments.tasksets.harbor import start_tree
 
@@ -24,8 +22,30 @@ DEFAULT_STORAGE_MB = 2048
 MAX_PROCESSES = 256
 
 
-def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch:
-    """Raises InvalidHarness, HarnessMissing."""
+class ImageMissing(Exception):
+    """Boundary: sandbox. The image that a task needs is not to be had; the text says what to do."""
+
+
+def find_image(task: Task) -> str:
+    """Id of the task's image on this host. Raises ImageMissing."""
+    from environments.sandboxes import engine_client  # its imports take a moment
+
+    found = engine_client.find_image(task.image) if task.image else None
+    if found is None:
+        wanted = task.image or "a base image"
+        raise ImageMissing(f"Task {task.name} needs {wanted}, which is not on this host; load it with docker pull.")
+    return found
+
+
+def choose_kind(task: Task, wanted: str) -> Sandbox.Kind:
+    """auto: a container for a task that needs an image, else the lighter process sandbox."""
+    if wanted == Rollout.Sandboxing.AUTO:
+        return Sandbox.Kind.DOCKER if task.image else Sandbox.Kind.PROCESS
+    return Sandbox.Kind(wanted)
+
+
+def build_launch(rollout: Rollout, session: Session, budgets: Budgets, image: str | None = None) -> Launch:
+    """Raises InvalidHarness, HarnessMissing. image: id of the task's image, for docker sandboxes."""
     program = get_program(rollout.harness.program)
     check_version(rollout.harness, program)
     assignment = Assignment(instruction=rollout.task.instruction, session_key=session.key)
@@ -44,6 +64,7 @@ def build_launch(rollout: Rollout, session: Session, budgets: Budgets) -> Launch
         gateway=True,
         timeout_s=wall_time_s(rollout.task, budgets),
         limits=build_limits(rollout.task),
+        image=image,
     )
 
 
@@ -62,9 +83,9 @@ def wall_time_s(task: Task, budgets: Budgets) -> float:
     return min(budgets.wall_time_s, task.agent_timeout_s)
 
 
-def start_tree_of(task: Task) -> Path:
-    """What /work holds in the beginning; an empty directory for tasks that start from nothing."""
-    return start_tree(Path(task.directory)) or _empty_directory()
+def start_tree_of(task: Task) -> Path | None:
+    """What the agent finds in the beginning; None: what the task's image holds, else nothing."""
+    return start_tree(Path(task.directory))
 
 
 def build_limits(task: Task) -> Limits:
@@ -76,9 +97,5 @@ def build_limits(task: Task) -> Limits:
         num_processes=MAX_PROCESSES,
         file_bytes=storage,
         disk_bytes=storage,
+        cpus=environment.get("cpus"),
     )
-
-
-@cache
-def _empty_directory() -> Path:
-    return Path(tempfile.mkdtemp(prefix="gyre-empty-"))

@@ -1,4 +1,4 @@
-"""Grade what an agent left: its own tests in a fresh sandbox made from a copy of the agent's work tree.
+"""Grade what an agent left: its own tests in a fresh sandbox made from a copy of the agent's work tree and container.
 
 From:  environments.rollouts, when everything in the agent's sandbox has ended; `manage.py tasks check`.
 To:    a Verdict: reward, log, trials.
@@ -32,14 +32,15 @@ RENEW_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """What is to be graded. deadline_s: for all trials together."""
+    """What is to be graded. deadline_s: for all trials together. image: what the agent's container became, if it had one."""
 
     rollout_id: UUID | None
     task_directory: Path
-    work_tree: Path
+    work_tree: Path | None
     environment: Mapping[str, str]
     limits: Limits
     deadline_s: float
+    image: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +125,7 @@ def _build_launch(assessment: Assessment, deadline: float) -> Launch:
         gateway=False,
         timeout_s=max(0.1, deadline - time.monotonic()),
         limits=assessment.limits,
+        image=assessment.image,
     )
 
 

@@ -93,6 +93,8 @@ TENSORBOARD_DIR = env_str("GYRE_TENSORBOARD")
 
 GATEWAY_SOCKET_DIR = RUNTIME_DIR / "gateway"
 """Directory bound into sandboxes; holds only gateway sockets, `gateway.sock` among them."""
+WARM_SANDBOXES = env_int("GYRE_WARM_SANDBOXES", 4)
+"""Most docker sandboxes that a worker keeps prepared beyond those in use; 0: none."""
 GATEWAY_PORT = env_int("GYRE_GATEWAY_PORT", 0)
 """TCP port for clients outside sandboxes; 0: none."""
 

@@ -11,7 +11,11 @@ from functools import cache
 
 import pytest
 
-OPTIONAL_IN_CI = {"docker", "gpu", "peer"}
+from tests.containers import container_engine, image_with_work, shared_data, small_image, why_no_engine
+
+__all__ = ["container_engine", "image_with_work", "shared_data", "small_image"]
+
+OPTIONAL_IN_CI = {"gpu", "peer"}
 
 
 @cache
@@ -23,8 +27,8 @@ def missing(marker: str) -> str | None:
         return "no bubblewrap: apt-get install bubblewrap"
     if marker == "engine" and importlib.util.find_spec("vllm") is None:
         return "no vLLM: pip install -r requirements/engine-cpu.txt"
-    if marker == "docker" and not (shutil.which("docker") and answers("docker", "info")):
-        return "no container engine answers"
+    if marker == "docker":
+        return why_no_engine()
     if marker == "gpu" and not (shutil.which("nvidia-smi") and answers("nvidia-smi", "-L")):
         return "no CUDA device"
     if marker == "peer" and importlib.util.find_spec("trl") is None:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gyre_web.settings")
+os.environ.setdefault("GYRE_WARM_SANDBOXES", "0")
 
 
 def start_services() -> None:

@@ -41,6 +41,9 @@ class TasksSection(Section):
 class HarnessSection(Section):
     name: str = Field("mini-swe-agent", description="A harness of the catalog.")
     max_running: int = Field(16, ge=1, le=20000, description="C: most sandboxes at once.")
+    sandbox: Literal["auto", "process", "docker"] = Field(
+        "auto", description="Kind of sandbox. auto: docker for tasks that need an image, else process."
+    )
 
 
 class WarmStart(Section):

@@ -379,12 +379,12 @@ def _check_tasks(config: RunConfig) -> Iterator[FieldError]:
                 message=f"{part.taskset} has no matching task to train on.",
                 remedy="Choose other families or another task set; held-out tasks are never trained on.",
             )
-        if image := tasks.exclude(image="").first():
+        if config.harness.sandbox == "process" and (image := tasks.exclude(image="").first()):
             yield FieldError(
-                field=f"{field}.taskset",
-                message=f"{part.taskset} needs container images (task {image.name}: {image.image}), and the docker "
-                "sandbox is not built yet.",
-                remedy="Choose tasks without an image.",
+                field="harness.sandbox",
+                message=f"{part.taskset} needs container images (task {image.name}: {image.image}), which process "
+                "sandboxes do not have.",
+                remedy="Use auto or docker, or choose tasks without an image.",
             )
         num_heldout += tasks.filter(split=config.evaluation.split).count()
     if config.evaluation.tasks > num_heldout and all(part.taskset in known for part in config.tasks.mixture):

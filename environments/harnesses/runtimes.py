@@ -31,7 +31,7 @@ NODE_DIRECTORY = "/gyre/node"
 NODE = f"{NODE_DIRECTORY}/bin/node"
 NODE_VERSION = "22.23.5"
 """The Node of bundles that name no other: a release line that every packaged program accepts."""
-FORMAT = 2
+FORMAT = 3
 LEFT_OUT = (
     "site-packages",
     "dist-packages",
@@ -43,8 +43,11 @@ LEFT_OUT = (
     "ensurepip",
     "config-*",
 )
-NAME_SERVICE = ("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2")
-"""Opened by the C library on its own, so that no program lists them."""
+UNLISTED = (
+    *("libnss_files.so.2", "libnss_dns.so.2", "libresolv.so.2"),
+    *("libgcc_s.so.1", "libstdc++.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1"),
+)
+"""Opened by the C library on its own, or by compiled parts of packages, so that no program here lists them."""
 
 Say = Callable[[str], None]
 
@@ -153,7 +156,7 @@ def _bring_libraries(aside: Path, program: Path, modules: Iterable[Path], mounte
         if _run([_patchelf(), "--print-rpath", str(module)]).strip():
             _run([_patchelf(), "--remove-rpath", str(module)])  # else the program's own search path does not count
     home = next((path.parent for path in libraries if path.name.startswith("libc.so")), None)
-    libraries |= {home / name for name in NAME_SERVICE if home is not None and (home / name).exists()}
+    libraries |= {home / name for name in UNLISTED if home is not None and (home / name).exists()}
     target = aside / "lib"
     target.mkdir(exist_ok=True)
     for library in (*libraries, loader):

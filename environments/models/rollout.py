@@ -21,12 +21,20 @@ class Rollout(models.Model):
         DEMONSTRATION = "demonstration"
         TRIAL = "trial"
 
+    class Sandboxing(models.TextChoices):
+        AUTO = "auto"
+        PROCESS = "process"
+        DOCKER = "docker"
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     task = models.ForeignKey("environments.Task", on_delete=models.PROTECT, related_name="rollouts")
     model = models.ForeignKey("environments.Model", on_delete=models.PROTECT, related_name="rollouts")
     harness = models.ForeignKey("environments.Harness", on_delete=models.PROTECT, related_name="rollouts")
     purpose = models.CharField(max_length=15, choices=Purpose.choices, default=Purpose.TRAIN)
     pool = models.CharField(max_length=80, help_text="Which engines serve it.")
+    sandboxing = models.CharField(
+        max_length=10, choices=Sandboxing.choices, default=Sandboxing.AUTO, help_text="Kind of sandbox it wants."
+    )
     sampling = models.JSONField(default=dict, help_text="environments.config.Sampling: imposed on every call.")
     budgets = models.JSONField(default=dict, help_text="environments.config.Budgets.")
 

@@ -13,12 +13,14 @@ class Sandbox(models.Model):
     class Purpose(models.TextChoices):
         AGENT = "agent"
         VERIFIER = "verifier"
+        WARM = "warm", "prepared, for whoever comes"
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     session = models.ForeignKey("environments.Session", null=True, on_delete=models.CASCADE, related_name="sandboxes")
     rollout = models.ForeignKey("environments.Rollout", null=True, on_delete=models.CASCADE, related_name="sandboxes")
     kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.PROCESS)
     purpose = models.CharField(max_length=10, choices=Purpose.choices, default=Purpose.AGENT)
+    image = models.CharField(max_length=200, blank=True, help_text="Id of its image; empty: a process sandbox.")
     host = models.CharField(max_length=100)
     directory = models.TextField(help_text="Host directory with work tree, home, logs and control socket.")
     handle = models.JSONField(default=dict, help_text="What `attach` needs: pid and start time, or container id.")

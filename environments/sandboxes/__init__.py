@@ -14,7 +14,6 @@ from environments.sandboxes.protocol import (
     Sandboxes,
     Status,
 )
-from environments.sandboxes.reaper import reap
 from environments.sandboxes.trees import copy_tree, read_regular
 
 __all__ = [
@@ -36,12 +35,23 @@ __all__ = [
 ]
 
 
+def reap(at_once: bool = False) -> list[str]:
+    """See reaper.py."""
+    from environments.sandboxes.reaper import reap as reap_all
+
+    return reap_all(at_once)
+
+
 def get_sandboxes(kind: str) -> Sandboxes:
     """The implementation of one kind. A kind that does not isolate is refused by name."""
     if kind == Sandbox.Kind.PROCESS:
         return ProcessSandboxes()
+    if kind == Sandbox.Kind.DOCKER:
+        from environments.sandboxes.docker import DockerSandboxes  # the engine's client takes a moment to import
+
+        return DockerSandboxes()
     raise SandboxError(
-        f'sandbox: kind "{kind}" is not available; this version runs harnesses in "{Sandbox.Kind.PROCESS.value}" '
-        "sandboxes (bubblewrap) and never without one.",
+        f'sandbox: there is no kind "{kind}"; harnesses run in "{Sandbox.Kind.PROCESS.value}" (bubblewrap) or '
+        f'"{Sandbox.Kind.DOCKER.value}" sandboxes, and never without one.',
         retry=False,
     )

@@ -1,7 +1,7 @@
 """What every kind of sandbox can do: start a program apart from the host, find it again, end it, keep its work.
 
 From:  environments.rollouts and environments.verification, which know only this module.
-To:    one implementation a kind (process.py), chosen by `environments.sandboxes.get_sandboxes`.
+To:    one implementation a kind (process.py, docker.py), chosen by `environments.sandboxes.get_sandboxes`.
 Holds: a handle made by `attach` in another process can do all that the launcher's handle can.
 Never: knows a harness, a task or a reward.
 """
@@ -51,14 +51,16 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One program to start. `command` is found through PATH of `environment`; its cwd is /work, its HOME /home/agent.
+    """One program to start. `command` is found through PATH of `environment`; its HOME is /home/agent.
 
-    work_tree: host directory copied into the sandbox's /work; the original is only read. Links in it stay links.
+    work_tree: host directory copied to where the program works (/work, or the image's WORKDIR); the original is only
+               read, links in it stay links. None: what the image holds there, else nothing.
     read_only: further host files or directories, e.g. a harness bundle at /gyre/harness, tests at /tests.
     gateway:   with the relay on 127.0.0.1:8100; without it there is no way out at all.
     image:     id of an image that is on this host already (docker only; environments.images finds or builds it).
-    egress:    unix socket of a filtering proxy that serves this sandbox alone (docker only): the sandbox reaches it at
-               EGRESS_URL, and nothing else. Whoever made the proxy ends it. None: no way out but the gateway.
+    egress:    .../proxy.sock, the socket of a filtering proxy that serves this sandbox alone, in a directory with nothing
+               else in it (docker only). The sandbox reaches it at EGRESS_URL. Whoever made the proxy ends it, and makes
+               it again at the same path after a worker's death. None: no way out but the gateway.
     """
 
     rollout_id: UUID | None
@@ -66,7 +68,7 @@ class Launch:
     purpose: Literal["agent", "verifier"]
     command: Sequence[str]
     environment: Mapping[str, str]
-    work_tree: Path
+    work_tree: Path | None
     read_only: Sequence[Mount]
     gateway: bool
     timeout_s: float
@@ -109,6 +111,13 @@ class Handle(Protocol):
         """Copy the work tree to a path that does not exist yet; links that leave it and special files stay out."""
         ...
 
+    def keep_image(self) -> str | None:
+        """An image of what a stopped sandbox's file system became, beside the work tree; it goes when the sandbox goes.
+
+        None: this kind has no images.
+        """
+        ...
+
     def remove(self) -> None: ...
 
 
@@ -120,6 +129,10 @@ class Sandboxes(Protocol):
         ...
 
     def launch(self, launch: Launch) -> Handle: ...
+
+    def start_tree(self, image: str | None) -> Path | None:
+        """What an image holds where the program works; only to be read. None: nothing."""
+        ...
 
     def attach(self, row: Sandbox) -> Handle | None:
         """Find it again, running or ended; None: it is gone, or on another host."""

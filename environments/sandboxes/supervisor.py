@@ -1,6 +1,7 @@
-"""Process 1 of a process sandbox: start the harness, keep what it says and how it ended, and leave nothing behind.
+"""Process 1 of a sandbox: start the harness, keep what it says and how it ended, and leave nothing behind.
 
-From:  process.py, which gives the order (JSON) on stdin and passes two open files: `state` and `ready`.
+From:  process.py, which gives the order (JSON) on stdin and passes two open files: `state` and `ready`; or docker.py,
+       which gives a directory with the order (a FIFO: a prepared sandbox waits in it), `output` and `state`.
 To:    stdout (the host's output file, bounded), the state file: one JSON object, padded, written in one piece.
 Holds: when the harness's own process has ended, or must end, every other process in here is killed before the state
        says so; nothing in here can touch the files on the host that carry output and state.
@@ -24,12 +25,20 @@ import time
 
 TYPE_CHECKING = False  # `import typing` would cost 5 ms of every start
 if TYPE_CHECKING:
-    from typing import NoReturn, TypedDict
+    from typing import NoReturn, NotRequired, TypedDict
 
     class Order(TypedDict):
-        """What process.build_order says. uid, relay_uid: the host users to become; None: stay who we are."""
+        """What directory.build_order says. uid, relay_uid: the host users to become; None: stay who we are.
+
+        In a container further: the directory to work in, words that start Python, a second way out, and False where the
+        container counts processes (here they are counted per user, which it shares with our own).
+        """
 
         command: list[str]
+        work_directory: NotRequired[str]
+        python: NotRequired[list[str]]
+        counts_processes: NotRequired[bool]
+        egress: NotRequired[bool]
         environment: dict[str, str]
         uid: int | None
         relay: bool
@@ -47,20 +56,52 @@ if TYPE_CHECKING:
 
 STATE_BYTES = 512
 RELAY_PORT = 8100
+EGRESS_PORT = 8101
 TICK_S = 0.25
 DRAIN_S = 5.0
+BEAT_S = 1.0
+SILENCE_S = 30.0
+"""A disk watcher that says nothing for so long was stopped by somebody in here."""
 
 
 def main() -> None:
-    state_fd, ready_fd = int(sys.argv[2]), int(sys.argv[3])
-    with os.fdopen(0, "rb", closefd=False) as orders:
-        order = json.loads(orders.read())
+    if len(sys.argv) == 3:
+        order, state_fd, ready_fd = take_handover(sys.argv[2])
+    else:
+        state_fd, ready_fd = int(sys.argv[2]), int(sys.argv[3])
+        with os.fdopen(0, "rb", closefd=False) as orders:
+            order = json.loads(orders.read())
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
     for fd in (state_fd, ready_fd):
         os.set_inheritable(fd, False)
     raise SystemExit(Supervisor(order, state_fd, ready_fd).run())
+
+
+def take_handover(directory: str) -> tuple[Order, int, int]:
+    """The order and the open state file; waits until the order comes. Output becomes stdout.
+
+    The files' names go before the harness starts, and nothing of this process can be opened through /proc: the harness
+    is the same user and could otherwise write where we write. The host has names of its own for them.
+    """
+    forbid_looking_in()
+    with open(f"{directory}/order", "rb") as orders:
+        order = json.loads(orders.read())
+    state_fd = os.open(f"{directory}/state", os.O_RDWR)
+    output = os.open(f"{directory}/output", os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.close(output)
+    for name in ("order", "state", "output"):
+        os.unlink(f"{directory}/{name}")
+    return order, state_fd, os.open("/dev/null", os.O_WRONLY)
+
+
+def forbid_looking_in() -> None:
+    import ctypes  # costs some ms, only needed here
+
+    PR_SET_DUMPABLE = 4
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class Supervisor:
@@ -74,15 +115,18 @@ class Supervisor:
         self.kill_at: float | None = None
         self.cpu_s = 0.0
         self.written = 0
-        self.relay = 0
+        self.relays: dict[str, int] = {}
+        self.heard_at = time.monotonic()
         self.started_at = time.time()
         self.deadline = time.monotonic() + order["timeout_s"]
 
     def run(self) -> int:
         self.wake_fd = install_signals()
-        self.listener = listen() if self.order["relay"] else None
+        self.listeners = {"relay.py": listen(RELAY_PORT)} if self.order["relay"] else {}
+        if self.order.get("egress"):
+            self.listeners["pipe.py"] = listen(EGRESS_PORT)
         self.output_fd, self.harness = start_harness(self.order)
-        self.start_relay()  # a call of the harness waits in the listener's backlog until it is up
+        self.start_relays()  # a call of the harness waits in the listener's backlog until they are up
         self.disk_fd, self.watcher = start_disk_watcher(self.order)
         self.record()
         with contextlib.suppress(OSError):
@@ -95,17 +139,24 @@ class Supervisor:
         code = self.exit_code or 0
         return code if code >= 0 else 128 - code
 
-    def start_relay(self) -> None:
-        if self.listener is None:
-            return
-        self.relay = os.fork()
-        if not self.relay:
-            restore_signals()
-            program = [sys.executable, "-I", "-S", "/gyre/bin/relay.py", str(self.listener)]
-            os.set_inheritable(self.listener, True)
-            os.dup2(2, 1)
-            become(self.order["relay_uid"])
-            os.execv(sys.executable, program)
+    def start_relays(self) -> None:
+        """Those that do not run. A full process table is no reason to end: the next tick tries again."""
+        for name, listener in self.listeners.items():
+            if name not in self.relays:
+                with contextlib.suppress(OSError):
+                    self.relays[name] = self.start_relay(name, listener)
+
+    def start_relay(self, name: str, listener: int) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        restore_signals()
+        python = self.order.get("python", [sys.executable])
+        os.set_inheritable(listener, True)
+        os.dup2(2, 1)
+        become(self.order["relay_uid"])
+        os.execv(python[0], [*python, "-I", "-S", f"/gyre/bin/{name}", str(listener)])
+        raise AssertionError("execv returned")
 
     def watch(self) -> None:
         """Until the harness has ended: output, signals, limits."""
@@ -120,10 +171,12 @@ class Supervisor:
                 elif fd == self.output_fd:
                     if not self.take_output():
                         poll.unregister(fd)
-                elif not self.on_disk(os.read(fd, 4096)):
+                elif not self.on_disk(os.read(fd, 65536)):
                     poll.unregister(fd)
+                    self.replace_watcher()
             if time.monotonic() >= next_tick:
                 self.tick()
+                poll.register(self.disk_fd, select.POLLIN)
                 next_tick = time.monotonic() + TICK_S
 
     def on_signals(self, numbers: bytes) -> None:
@@ -142,13 +195,25 @@ class Supervisor:
                     return
                 if pid == self.harness:
                     self.exit_code = os.waitstatus_to_exitcode(status)
-                elif pid == self.relay:
-                    self.start_relay()
+                else:
+                    self.relays = {name: relay for name, relay in self.relays.items() if relay != pid}
+                    self.start_relays()
 
     def on_disk(self, data: bytes) -> bool:
-        if data and int(data.split()[-1]) > self.order["disk_bytes"]:
+        """False: the watcher is gone."""
+        self.heard_at = time.monotonic()
+        if data and max(map(int, data.split())) > self.order["disk_bytes"]:
             self.end("disk")
         return bool(data)
+
+    def replace_watcher(self) -> None:
+        """Somebody in here killed it, and may have written meanwhile: a disk that is not watched is a full one."""
+        os.close(self.disk_fd)
+        try:
+            self.disk_fd, self.watcher = start_disk_watcher(self.order)
+        except OSError:  # no process to be had
+            (self.disk_fd, _), self.watcher = os.pipe(), 0
+            self.end("disk", at_once=True)
 
     def take_output(self) -> bool:
         try:
@@ -167,9 +232,12 @@ class Supervisor:
 
     def tick(self) -> None:
         now = time.monotonic()
-        cpu_s, num_processes, memory_bytes = measure((1, self.relay, self.watcher))
+        cpu_s, num_processes, memory_bytes = measure((1, *self.relays.values(), self.watcher))
         self.cpu_s = max(self.cpu_s, cpu_s)
         order = self.order
+        self.start_relays()
+        if now > self.heard_at + SILENCE_S:
+            self.end("disk", at_once=True)
         if now > self.deadline:
             self.end("time")
         if order["cpu_s"] is not None and self.cpu_s > order["cpu_s"]:
@@ -194,7 +262,6 @@ class Supervisor:
 
     def clear(self) -> None:
         """Kill what the harness left, then take the output that is still in the pipe."""
-        self.relay = 0
         usage_before = self.cpu_s
         kill_all()
         with contextlib.suppress(ChildProcessError):
@@ -221,13 +288,13 @@ class Supervisor:
         os.pwrite(self.state_fd, json.dumps(state).encode().ljust(STATE_BYTES), 0)
 
 
-def listen() -> int:
-    """The relay's socket, made before the harness starts, so that its first connect cannot come too early."""
+def listen(port: int) -> int:
+    """A relay's socket, made before the harness starts, so that its first connect cannot come too early."""
     import socket  # costs 4 ms, only needed here
 
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", RELAY_PORT))
+    listener.bind(("127.0.0.1", port))
     listener.listen(128)
     return listener.detach()
 
@@ -273,7 +340,7 @@ def become_harness(order: Order, output: int) -> NoReturn:
         set_limits(order)
         become(order["uid"])
         os.umask(0o022)
-        os.chdir("/work")
+        os.chdir(order.get("work_directory", "/work"))
         os.execvpe(order["command"][0], order["command"], order["environment"])
     except OSError as error:
         os.write(2, f"sandbox: cannot start {order['command'][0]}: {error.strerror}\n".encode())
@@ -294,7 +361,8 @@ def set_limits(order: Order) -> None:
     set_limit(resource.RLIMIT_CORE, 0)
     set_limit(resource.RLIMIT_FSIZE, order["file_bytes"])
     set_limit(resource.RLIMIT_DATA, order["memory_bytes"])
-    set_limit(resource.RLIMIT_NPROC, order["num_processes"])
+    if order.get("counts_processes", True):
+        set_limit(resource.RLIMIT_NPROC, order["num_processes"])
     if order["cpu_s"] is not None:
         set_limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 1)
 
@@ -346,17 +414,21 @@ def start_disk_watcher(order: Order) -> tuple[int, int]:
     try:
         while True:
             began = time.monotonic()
-            os.write(writing, b"%d\n" % used_bytes(order["writable"]))
+            os.write(writing, b"%d\n" % used_bytes(order["writable"], writing))
             time.sleep(max(TICK_S, 5 * (time.monotonic() - began)))
     finally:
         os._exit(1)
 
 
-def used_bytes(roots: list[str]) -> int:
-    """Bytes on disk of the trees and of files that are open but deleted, each inode once."""
+def used_bytes(roots: list[str], writing: int) -> int:
+    """Bytes on disk of the trees and of files that are open but deleted, each inode once. Says 0 now and then."""
     seen: set[int] = set()
     total, waiting = 0, list(roots)
+    said_at = time.monotonic()
     while waiting:
+        if time.monotonic() > said_at + BEAT_S:
+            said_at = time.monotonic()
+            os.write(writing, b"0\n")
         try:
             entries = os.scandir(waiting.pop())
         except OSError:

@@ -18,16 +18,21 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def copy_tree(
-    source: Path, destination: Path, *, owner: int | None = None, keep_outer_links: bool = False
+    source: Path,
+    destination: Path,
+    *,
+    owner: int | None = None,
+    keep_outer_links: bool = False,
+    into: bool = False,
 ) -> list[str]:
-    """Copy a directory to a path that does not exist yet.
+    """Copy a directory to a path that does not exist yet, or `into` an empty directory.
 
     owner: user and group id of the copy (needs root). keep_outer_links: also links that leave the tree, as links.
     returns what was left out, as "path: reason".
     """
     source_fd = os.open(source, DIRECTORY_FLAGS)
     try:
-        destination.mkdir(parents=False)
+        destination.mkdir(parents=False, exist_ok=into)
         left_out: list[str] = []
         copier = _Copier(owner=owner, keep_outer_links=keep_outer_links, left_out=left_out)
         target_fd = os.open(destination, DIRECTORY_FLAGS)

@@ -118,12 +118,12 @@ def _solve(task: Task, sandboxes: Sandboxes) -> tuple[Verdict | None, str]:
         _wait(handle, task.agent_timeout_s)
         handle.stop()
         output = handle.read_output(0).decode(errors="replace").replace("\0", "\ufffd")
-        return _grade(task, handle.work_tree, sandboxes), output
+        return _grade(task, handle.work_tree, sandboxes, handle.keep_image()), output
     finally:
         handle.remove()
 
 
-def _grade(task: Task, work_tree: Path, sandboxes: Sandboxes) -> Verdict:
+def _grade(task: Task, work_tree: Path | None, sandboxes: Sandboxes, image: str | None = None) -> Verdict:
     assessment = Assessment(
         rollout_id=None,
         task_directory=Path(task.directory),
@@ -131,6 +131,7 @@ def _grade(task: Task, work_tree: Path, sandboxes: Sandboxes) -> Verdict:
         environment=task.settings.get("verifier", {}).get("env", {}),
         limits=build_limits(task),
         deadline_s=task.verifier_timeout_s,
+        image=image,
     )
     return verify(assessment, sandboxes, threading.Event())
 

@@ -210,6 +210,7 @@ def dispatch_rollout(cast: Cast, *, task: Task, purpose: Rollout.Purpose, pool: 
         pool=pool,
         sampling=sampling,
         budgets=cast.config.budgets,
+        sandboxing=cast.config.harness.sandbox,
     )
     transaction.on_commit(lambda: enqueue_rollout(rollout.id), robust=True)
     return rollout

@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from environments.models import Harness, Model, Rollout, Sandbox, Task, TaskSet
-from environments.sandboxes import Handle, Launch, Limits, bubblewrap, cgroups, get_sandboxes
+from environments.sandboxes import Handle, Launch, Limits, Sandboxes, bubblewrap, cgroups, get_sandboxes
+from tests.containers import share_data
 
 MIB = 1024 * 1024
 LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes=256 * MIB, disk_bytes=256 * MIB)
@@ -17,9 +19,19 @@ LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes
 class LaunchShell:
     """Start a bash script in a sandbox; `changes` are fields of Launch."""
 
-    def __init__(self, rollout: Rollout, tree: Path) -> None:
+    def __init__(self, rollout: Rollout, tree: Path, kind: str, image: str | None) -> None:
         self.rollout = rollout
         self.tree = tree
+        self.kind = kind
+        self.image = image
+
+    @property
+    def is_namespace(self) -> bool:
+        return self.kind == "process" and bubblewrap.choose_identity(UUID(int=0)).uid is None
+
+    @property
+    def sandboxes(self) -> Sandboxes:
+        return get_sandboxes(self.kind)
 
     def build(self, script: str, **changes: Any) -> Launch:
         order: dict[str, Any] = {
@@ -33,11 +45,67 @@ class LaunchShell:
             "gateway": False,
             "timeout_s": 60.0,
             "limits": LIMITS,
+            "image": self.image,
         }
         return Launch(**(order | changes))
 
     def __call__(self, script: str, **changes: Any) -> Handle:
-        return get_sandboxes("process").launch(self.build(script, **changes))
+        return self.sandboxes.launch(self.build(script, **changes))
+
+
+OWN_USER, USER_NAMESPACE, DOCKER = "own-user-id", "user-namespace", "docker"
+GROUPS, ALONE = "control-groups", "supervisor-alone"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test that launches runs against both kinds; `each_identity`: and both ways to make a process sandbox;
+    `each_enforcement`: and with the kernel's groups and without them (a container always has them)."""
+    if "launch_shell" not in metafunc.fixturenames:
+        return
+    container = pytest.param(DOCKER, marks=pytest.mark.docker)
+    names = metafunc.fixturenames
+    if metafunc.definition.get_closest_marker("process_only"):
+        variants = [OWN_USER, USER_NAMESPACE] if "each_identity" in names else ["process"]
+        metafunc.parametrize("variant", variants, indirect=True)
+    elif metafunc.definition.get_closest_marker("docker"):
+        metafunc.parametrize("variant", [DOCKER], indirect=True)
+    elif "each_enforcement" in names:
+        ways = [f"{user}/{way}" for user in (OWN_USER, USER_NAMESPACE) for way in (GROUPS, ALONE)]
+        metafunc.parametrize("variant", [*ways, container], indirect=True)
+    elif "each_identity" in names:
+        metafunc.parametrize("variant", [OWN_USER, USER_NAMESPACE, container], indirect=True)
+    else:
+        metafunc.parametrize("variant", ["process", container], indirect=True)
+
+
+@pytest.fixture
+def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of sandbox. Only root can choose who a process sandbox's user is; an ordinary user has a namespace."""
+    user, _, way = str(getattr(request, "param", "process")).partition("/")
+    if user == OWN_USER and not bubblewrap.owns_all_uids():
+        pytest.skip("own user ids for sandboxes need root")
+    if user == USER_NAMESPACE:
+        monkeypatch.setattr(bubblewrap, "choose_identity", lambda _: bubblewrap.Identity(uid=None))
+    if way == GROUPS and not cgroups.parents():
+        pytest.skip("no control group is writable here")
+    if way == ALONE:
+        monkeypatch.setattr(cgroups, "parents", dict)
+    return user
+
+
+@pytest.fixture
+def kind(variant: str) -> str:
+    return DOCKER if variant == DOCKER else "process"
+
+
+@pytest.fixture
+def each_identity() -> None:
+    """Asks for the variants; see pytest_generate_tests."""
+
+
+@pytest.fixture
+def each_enforcement() -> None:
+    """Asks for the variants; see pytest_generate_tests."""
 
 
 @pytest.fixture
@@ -63,33 +131,23 @@ def directories(settings: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=["own-user-id", "user-namespace"])
-def each_identity(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The two ways to isolate. Only root can choose; an ordinary user has the second alone."""
-    if request.param == "own-user-id" and not bubblewrap.owns_all_uids():
-        pytest.skip("own user ids for sandboxes need root")
-    if request.param == "user-namespace":
-        monkeypatch.setattr(bubblewrap, "choose_identity", lambda _: bubblewrap.Identity(uid=None))
-    return str(request.param)
-
-
-@pytest.fixture(params=["control-groups", "supervisor-alone"])
-def each_enforcement(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What holds the limits: the kernel's groups where we may make them, else the supervisor's own watching."""
-    if request.param == "control-groups" and not cgroups.parents():
-        pytest.skip("no control group is writable here")
-    if request.param == "supervisor-alone":
-        monkeypatch.setattr(cgroups, "parents", dict)
-    return str(request.param)
+@pytest.fixture
+def docker_image(directories: Path, shared_data: Path, small_image: str) -> str:
+    """The engine is up and its image ready for this test's own directories."""
+    share_data(shared_data, directories / "data")
+    return small_image
 
 
 @pytest.fixture
-def launch_shell(rollout: Rollout, directories: Path) -> Iterator[LaunchShell]:
+def launch_shell(
+    rollout: Rollout, directories: Path, kind: str, request: pytest.FixtureRequest
+) -> Iterator[LaunchShell]:
     tree = directories / "tree"
     tree.mkdir()
     (tree / "task.txt").write_text("find me\n")
-    yield LaunchShell(rollout, tree)
+    image = request.getfixturevalue("docker_image") if kind == DOCKER else None
+    yield LaunchShell(rollout, tree, kind, image)
     for row in Sandbox.objects.all():
-        handle = get_sandboxes("process").attach(row)
+        handle = get_sandboxes(row.kind).attach(row)
         if handle is not None:
             handle.remove()

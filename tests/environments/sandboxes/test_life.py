@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from environments.models import Sandbox
 from environments.sandboxes import Mount, SandboxError, get_sandboxes, process, reap
+from environments.sandboxes.directory import directory_of, host_name, marker_of, root_directory
 from environments.sandboxes.host import find_processes
-from environments.sandboxes.process import directory_of, marker_of
 from tests.environments.sandboxes.conftest import LaunchShell
 from tests.environments.sandboxes.fake_gateway import body_of
 from tests.environments.sandboxes.gateways import FakeGateway
@@ -57,6 +57,7 @@ def test_a_daemon_does_not_outlive_the_harness(launch_shell: LaunchShell) -> Non
     assert processes_with(word) == []
 
 
+@pytest.mark.process_only
 def test_eight_sandboxes_started_at_once_are_eight(launch_shell: LaunchShell) -> None:
     """Their pipes must not get into each other; only the row is written by the test's own thread."""
     with ThreadPoolExecutor(8) as threads:
@@ -65,11 +66,11 @@ def test_eight_sandboxes_started_at_once_are_eight(launch_shell: LaunchShell) ->
         bwrap = str(shutil.which("bwrap"))
         handles = list(threads.map(lambda row: process.choose_and_start(bwrap, row.id, order), rows))
     for row, found in zip(rows, handles, strict=True):
-        row.handle, row.directory, row.host = found, str(directory_of(row.id)), process.host_name()
+        row.handle, row.directory, row.host = found, str(directory_of(row.id)), host_name()
         row.lease_expires_at = timezone.now()
         row.save()
     for row in rows:
-        handle = get_sandboxes("process").attach(row)
+        handle = launch_shell.sandboxes.attach(row)
         assert handle is not None
         wait_output(handle, b"42\n")
     assert len(reap()) == 8
@@ -136,7 +137,7 @@ def test_after_kill_9_of_the_launcher_another_process_attaches_and_the_harness_f
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
 
-    handle = get_sandboxes("process").attach(Sandbox.objects.get(pk=row_id))
+    handle = launch_shell.sandboxes.attach(Sandbox.objects.get(pk=row_id))
 
     assert handle is not None
     assert handle.status().running
@@ -166,7 +167,7 @@ def test_a_removed_sandbox_cannot_be_attached(launch_shell: LaunchShell) -> None
     handle.remove()
     handle.remove()
     assert not Path(handle.row.directory).exists()
-    assert get_sandboxes("process").attach(handle.row) is None
+    assert launch_shell.sandboxes.attach(handle.row) is None
 
 
 @pytest.mark.usefixtures("each_identity")
@@ -233,7 +234,7 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(launch_shell: LaunchShe
         launch_shell("true", read_only=[Mount(source=directories, target="/usr/lib")])
     with pytest.raises(SandboxError, match="set up"):
         launch_shell("true", work_tree=directories / "none")
-    root = process.root_directory()
+    root = root_directory()
     assert not root.exists() or list(root.iterdir()) == []
 
 
@@ -244,7 +245,7 @@ def test_a_command_that_does_not_exist_ends_with_127_and_says_so(launch_shell: L
 
 
 def test_kinds_that_do_not_isolate_are_refused_by_name() -> None:
-    for kind in ("docker", "none"):
+    for kind in ("host", "none"):
         with pytest.raises(SandboxError, match=f'"{kind}"'):
             get_sandboxes(kind)
 

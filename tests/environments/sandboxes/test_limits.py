@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from environments.sandboxes import process
+from environments.sandboxes import directory
 from tests.environments.sandboxes.conftest import LIMITS, MIB, LaunchShell
 from tests.environments.sandboxes.waiting import processes_with, wait_end, wait_output
 
@@ -89,7 +89,7 @@ def test_cpu_time_ends_it_too(launch_shell: LaunchShell) -> None:
 def test_a_harness_that_ignores_the_end_of_its_time_is_killed(
     launch_shell: LaunchShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "HARNESS_GRACE_S", 0.2)
+    monkeypatch.setattr(directory, "HARNESS_GRACE_S", 0.2)
     handle = launch_shell("trap '' TERM; while :; do sleep 0.1; done", timeout_s=0.3)
     status = wait_end(handle)
     assert (status.timed_out, status.limit, status.exit_code) == (True, "time", -9)
@@ -98,7 +98,7 @@ def test_a_harness_that_ignores_the_end_of_its_time_is_killed(
 def test_output_is_kept_up_to_a_bound_and_the_harness_goes_on(
     launch_shell: LaunchShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "OUTPUT_BYTES", 1000)
+    monkeypatch.setattr(directory, "OUTPUT_BYTES", 1000)
     handle = launch_shell("head -c 5000000 /dev/zero | tr '\\0' x; exit 4")
     assert wait_end(handle).exit_code == 4
     said = handle.read_output(0)

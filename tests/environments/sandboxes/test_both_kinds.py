@@ -1,18 +1,18 @@
-"""A program runs in a process sandbox: what goes in, what comes out, how it ends."""
+"""A program runs in a sandbox: what goes in, what comes out, how it ends."""
 
 from pathlib import Path
 
 import pytest
 
-from environments.sandboxes import SandboxError, get_sandboxes
+from environments.sandboxes import SandboxError
 from tests.environments.sandboxes.conftest import LaunchShell
 from tests.environments.sandboxes.waiting import wait_end
 
 pytestmark = pytest.mark.sandbox
 
 
-def test_this_machine_can_make_sandboxes() -> None:
-    assert get_sandboxes("process").check() is None
+def test_this_machine_can_make_sandboxes(launch_shell: LaunchShell) -> None:
+    assert launch_shell.sandboxes.check() is None
 
 
 def test_a_program_sees_its_work_tree_and_its_output_and_exit_code_come_back(launch_shell: LaunchShell) -> None:
@@ -26,6 +26,7 @@ def test_a_program_sees_its_work_tree_and_its_output_and_exit_code_come_back(lau
     assert (handle.logs / "out").read_text() == "done\n"
 
 
+@pytest.mark.process_only
 def test_an_image_or_a_network_is_refused_by_name(launch_shell: LaunchShell) -> None:
     with pytest.raises(SandboxError, match="cannot have the image sha256:1"):
         launch_shell("true", image="sha256:1")
