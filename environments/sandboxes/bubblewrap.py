@@ -50,6 +50,7 @@ ETC = [
     "services",
     "ssl",
 ]
+KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 SHM_BYTES = 256 * 1024 * 1024
 
 
@@ -101,6 +102,10 @@ def system_mounts() -> list[str]:
     for name in ETC:
         words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     words += ["--proc", "/proc", "--dev", "/dev"]
+    for (
+        name
+    ) in KERNEL_SETTINGS:  # root in a user namespace owns them on the host: core_pattern alone would be a way out
+        words += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     words += ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
     return words
 
