@@ -1,11 +1,12 @@
 """A program that takes too much is held or ended, and its neighbours and the host stay as they were."""
 
+import os
 from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
-from environments.sandboxes import directory
+from environments.sandboxes import cgroups, directory
 from tests.environments.sandboxes.conftest import LIMITS, MIB, LaunchShell
 from tests.environments.sandboxes.waiting import processes_with, wait_end, wait_output
 
@@ -15,6 +16,8 @@ PYTHON = "/gyre/venv/bin/python -I -S"
 
 @pytest.mark.usefixtures("each_enforcement")
 def test_a_fork_bomb_stays_small_and_is_gone_after_stop(launch_shell: LaunchShell) -> None:
+    if launch_shell.is_namespace and not cgroups.parents() and os.geteuid() == 0:
+        pytest.skip("the kernel does not count root's processes per user; see docs/explanation/isolation.md")
     word = f"bomb-{uuid4().hex}"
     bomb = (
         f"import os, time, sys\n# {word}\nprint('lit', flush=True)\n"
