@@ -13,6 +13,8 @@ from environments.sandboxes import Handle, Launch, Limits, Sandboxes, bubblewrap
 from tests.containers import share_data
 
 MIB = 1024 * 1024
+DOUBLINGS = "for _ in range(9):\n  try:\n    os.fork()\n  except OSError:\n    pass\ntime.sleep(600)\n"
+"""A fork bomb that ends at 512 processes: where a limit does not hold, its test must fail, and not the machine."""
 LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes=256 * MIB, disk_bytes=256 * MIB)
 
 

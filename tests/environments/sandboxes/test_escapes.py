@@ -20,7 +20,7 @@ from environments.sandboxes import Handle, cgroups
 from environments.sandboxes.directory import marker_of
 from environments.sandboxes.host import find_processes
 from environments.verification import VerifierError, read_reward
-from tests.environments.sandboxes.conftest import LIMITS, MIB, LaunchShell
+from tests.environments.sandboxes.conftest import DOUBLINGS, LIMITS, MIB, LaunchShell
 from tests.environments.sandboxes.waiting import processes_with, wait_end, wait_output
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("each_identity")]
@@ -166,7 +166,7 @@ def test_a_fork_bomb_harms_no_neighbour(launch_shell: LaunchShell) -> None:
     word = f"bomb-{uuid4().hex}"
     neighbour = launch_shell("echo up; while :; do sleep 0.05; done")
     wait_output(neighbour, b"up")
-    code = f"import os, time\n# {word}\nprint('lit', flush=True)\nwhile True:\n  try:\n    os.fork()\n  except OSError:\n    time.sleep(0.001)\n"
+    code = f"import os, time\n# {word}\nprint('lit', flush=True)\n{DOUBLINGS}"
     bomb = launch_shell(f'{PYTHON} -c "{code}"', limits=replace(LIMITS, num_processes=30))
     wait_output(bomb, b"lit")
     time.sleep(0.5)
