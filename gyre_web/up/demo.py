@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db import connection
+from django.db import OperationalError, connection
 
 from environments.catalog import ensure_builtin_model
 from environments.harnesses import ensure_builtin_harness
@@ -38,6 +38,8 @@ DEMONSTRATIONS = 84
 HELDOUT_TASKS = 120
 STEPS = 14
 LOOK_S = 1.0
+DATABASE_PATIENCE_S = 120.0
+"""Postgres may be restarted under a run."""
 NUM_RESAMPLES = 10_000
 HEADLESS_PARTS = frozenset({"gateway", "rollouts", "cells", "controller"})
 
@@ -122,12 +124,18 @@ def running_urls() -> dict[str, str] | None:
 
 def follow(attempt: Attempt, say: Say, *, until: Callable[[Attempt], bool] | None = None) -> Attempt:
     """Print what happens until the attempt is over, or `until` says so. Raises DemoError if it failed."""
-    seen, line = 0, ""
+    seen, line, silent_since = 0, "", 0.0
     while True:
-        attempt = Attempt.objects.select_related("run").get(pk=attempt.pk)
-        for event in attempt.events.filter(pk__gt=seen).exclude(kind="phase").order_by("pk"):
-            seen = event.pk
-            say(event.text)
+        try:
+            attempt = Attempt.objects.select_related("run").get(pk=attempt.pk)
+            for event in attempt.events.filter(pk__gt=seen).exclude(kind="phase").order_by("pk"):
+                seen = event.pk
+                say(event.text)
+            silent_since = 0.0
+        except OperationalError as error:
+            silent_since = silent_since or time.monotonic()
+            if time.monotonic() - silent_since > DATABASE_PATIENCE_S:
+                raise DemoError(f"The database has not answered for {DATABASE_PATIENCE_S:g} s. {error}") from error
         if (now := describe(attempt)) != line:
             say(now)
             line = now

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from environments.models import Harness, Model, Rollout, Task
+from gyre_web.up import demo
 from gyre_web.up.demo import (
     build_config,
     build_report,
@@ -99,3 +101,25 @@ def test_the_recipe_keeps_to_at_most_210_demonstrations_and_at_least_100_held_ou
     assert config.warm_start.demonstrations <= 210
     assert config.evaluation.tasks >= 100
     assert (config.seed, config.optimization.steps) == (3, 4)
+
+
+def test_a_database_that_is_restarted_is_waited_for_and_one_that_stays_away_is_said(attempt, monkeypatch):
+    Attempt.objects.filter(pk=attempt.pk).update(state=Attempt.State.COMPLETED)
+    look, refusals = Attempt.objects.select_related, []
+
+    def refuse(*names: str):
+        if len(refusals) < 2:
+            refusals.append(names)
+            raise OperationalError("the connection was closed")
+        return look(*names)
+
+    monkeypatch.setattr(demo, "LOOK_S", 0.0)
+    monkeypatch.setattr(demo.connection, "close", lambda: None)
+    monkeypatch.setattr(Attempt.objects, "select_related", refuse)
+    assert demo.follow(attempt, lambda text: None).state == Attempt.State.COMPLETED
+    assert len(refusals) == 2
+
+    refusals.clear()
+    monkeypatch.setattr(demo, "DATABASE_PATIENCE_S", 0.0)
+    with pytest.raises(demo.DemoError, match="has not answered"):
+        demo.follow(attempt, lambda text: None)
