@@ -31,8 +31,6 @@ def missing(marker: str) -> str | None:
         return why_no_engine()
     if marker == "gpu" and not (shutil.which("nvidia-smi") and answers("nvidia-smi", "-L")):
         return "no CUDA device"
-    if marker == "peer" and importlib.util.find_spec("trl") is None:
-        return "peers are not installed: requirements/peers.txt"
     return None
 
 

@@ -70,6 +70,11 @@ def reinforce_pp(groups_G: Sequence[Tensor]) -> list[Tensor]:
     return [(group - mean) / std for group in groups_G]
 
 
+def overlong_penalty(sampled_tokens: int, *, limit: int, buffer: int) -> float:
+    """0 up to limit - buffer, then falling in a line to -1 at the limit and beyond (DAPO, arXiv 2503.14476, eq. 13)."""
+    return -min(max((sampled_tokens - (limit - buffer)) / buffer, 0.0), 1.0)
+
+
 GROUP_ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,

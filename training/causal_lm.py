@@ -5,6 +5,7 @@ To:    training.trainer (passes), training.export (weights under the names that 
 Holds: a model whose output is not plain `hidden @ weight'` is refused when it is loaded, not trained wrongly.
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from training.attention import ATTENTION
 from training.config import Optimization
 from training.logprobs import token_logprobs
 from training.master_weights import round_parameters
-from training.packing import ATTENTION, MicroBatch
+from training.packing import MicroBatch, Packing
+from training.parallel import Ranks, Share, shard, share_of
 
 REFUSED = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Config fields of models that change logits after the output matrix."""
@@ -26,42 +29,51 @@ class ModelUnsupported(Exception):
     """Boundary: trainer. The model cannot be trained exactly; another model is needed."""
 
 
-@dataclass
-class CausalLM:
-    """module: the whole model (with its adapter). segments: whether attention runs over segments of one row, or the
-    samples are padded into rows (models with sliding windows or an attention of their own)."""
+class Passes(nn.Module):
+    """The model and its output matrix as one module, so that sharding sees one forward pass.
 
-    module: nn.Module
-    segments: bool
-    device: torch.device
+    segments: whether attention runs over the packed row, or the samples are padded into rows (models with sliding
+    windows, recurrent layers or an attention of their own). offload: keep what the backward pass needs off the device.
+    """
 
-    @property
-    def core(self) -> Any:
-        """The transformers model, below an adapter."""
-        return self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module  # type: ignore[operator]
+    def __init__(self, core: Any, *, segments: bool, ranks: Ranks | None = None, offload: bool = False) -> None:
+        super().__init__()
+        self.core = core
+        self.segments = segments
+        self.ranks = ranks
+        self.offload = offload
 
-    def token_logprobs(self, batch: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
-        """logprobs_M and entropies_M in float32, with gradient where the module has it."""
-        hidden_TH = self._segment_hidden(batch) if self.segments else self._padded_hidden(batch)
-        hidden_MH = hidden_TH[batch.predict_M.to(self.device)]
+    def forward(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """logprobs_M and entropies_M in float32, or float64 for a model in it."""
         weight_VH = self.core.get_output_embeddings().weight
-        return token_logprobs(
-            hidden_MH.to(weight_VH.dtype), weight_VH, batch.targets_M.to(self.device), temperature=temperature
-        )
+        device = weight_VH.device
+        if not self.segments:
+            hidden_TH = self._padded_hidden(batch, device)
+            hidden_MH = hidden_TH[batch.predict_M.to(device)]
+            return token_logprobs(
+                hidden_MH.to(weight_VH.dtype), weight_VH, batch.targets_M.to(device), temperature=temperature
+            )
+        share = share_of(batch, self.ranks)
+        hidden_TH = self._packed_hidden(share, device)
+        hidden_MH = hidden_TH[share.predict_M.to(device)].to(weight_VH.dtype)
+        found = token_logprobs(hidden_MH, weight_VH, share.targets_M.to(device), temperature=temperature)
+        return share.whole(found[0]), share.whole(found[1])
 
-    def _segment_hidden(self, batch: MicroBatch) -> Tensor:
-        outputs = self.core.base_model(
-            input_ids=batch.ids_T[None].to(self.device),
-            position_ids=batch.positions_T[None].to(self.device),
-            use_cache=False,
-            segment_lengths=batch.lengths,
-            num_padding=batch.num_padding,
-        )
-        return outputs.last_hidden_state[0]
+    def _packed_hidden(self, share: Share, device: torch.device) -> Tensor:
+        saved = torch.autograd.graph.save_on_cpu(pin_memory=device.type == "cuda")
+        with saved if self.offload else contextlib.nullcontext():
+            outputs = self.core.base_model(
+                input_ids=share.ids_T[None].to(device),
+                position_ids=share.positions_T[None].to(device),
+                use_cache=False,
+                rows=share.rows,
+            )
+        hidden_TH: Tensor = outputs.last_hidden_state[0]
+        return hidden_TH
 
-    def _padded_hidden(self, batch: MicroBatch) -> Tensor:
+    def _padded_hidden(self, batch: MicroBatch, device: torch.device) -> Tensor:
         """Samples as rows padded at the right, and back into one row."""
-        lengths = batch.lengths[:-1] if batch.num_padding else batch.lengths
+        lengths = batch.lengths
         width = -(-max(lengths) // 64) * 64
         ids_BL = torch.zeros(len(lengths), width, dtype=torch.int64)
         mask_BL = torch.zeros(len(lengths), width, dtype=torch.int64)
@@ -70,10 +82,33 @@ class CausalLM:
             ids_BL[row, :length] = batch.ids_T[start : start + length]
             mask_BL[row, :length] = 1
             start += length
-        outputs = self.core.base_model(
-            input_ids=ids_BL.to(self.device), attention_mask=mask_BL.to(self.device), use_cache=False
-        )
-        return outputs.last_hidden_state[mask_BL.bool().to(self.device)]
+        outputs = self.core.base_model(input_ids=ids_BL.to(device), attention_mask=mask_BL.to(device), use_cache=False)
+        hidden_TH: Tensor = outputs.last_hidden_state[mask_BL.bool().to(device)]
+        return hidden_TH
+
+
+@dataclass
+class CausalLM:
+    """module: the whole model (with its adapter). passes: the same weights as one forward pass."""
+
+    module: nn.Module
+    passes: Passes
+    device: torch.device
+
+    @property
+    def core(self) -> Any:
+        """The transformers model, below an adapter."""
+        return self.passes.core
+
+    @property
+    def packing(self) -> Packing:
+        """What this model can be trained with."""
+        return "tree" if self.passes.segments else "flat"
+
+    def token_logprobs(self, batch: MicroBatch, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """logprobs_M and entropies_M, with gradient where the module has it."""
+        found: tuple[Tensor, Tensor] = self.passes(batch, temperature)
+        return found
 
     def freeze(self, *, precision: str) -> None:
         self.module.requires_grad_(False)
@@ -81,20 +116,31 @@ class CausalLM:
             round_parameters(self.module)
 
 
-def load_causal_lm(path: Path | str, *, settings: Optimization) -> CausalLM:
-    """In float32, on the first CUDA device where there is one, with a new adapter where the settings want one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def load_causal_lm(path: Path | str, *, settings: Optimization, ranks: Ranks | None = None) -> CausalLM:
+    """In float32, on this process's device, with a new adapter where the settings want one, sharded over `ranks`."""
+    device = ranks.device if ranks else torch.device("cuda" if torch.cuda.is_available() else "cpu")
     module: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
     check_supported(module)
     segments = supports_segments(module)
     if segments:
         module.set_attn_implementation(ATTENTION)
+    elif ranks is not None and ranks.division == "context":
+        raise ModelUnsupported(
+            f"{module.config.model_type} has layers that are not full attention, so its rows cannot be divided among "
+            "devices; use optimization.division = data"
+        )
+    core = module
     if settings.adapter == "lora":
         module = add_adapter(module, rank=settings.lora_rank)
     module.to(device)
     module.train()
     disable_dropout(module)
-    return CausalLM(module=module, segments=segments, device=device)
+    if settings.activations != "keep":
+        core.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    passes = Passes(core, segments=segments, ranks=ranks, offload=settings.activations == "offload")
+    if ranks is not None:
+        shard(passes, ranks, precision=settings.precision)
+    return CausalLM(module=module, passes=passes, device=device)
 
 
 def check_supported(module: Any) -> None:

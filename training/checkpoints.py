@@ -23,7 +23,9 @@ from django.conf import settings
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from training.master_weights import like, whole
 from training.trainer import Trainer, TrainerError
+from training.trainer_group import led
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_WORDS = re.compile(f"os error ({'|'.join(map(str, FULL))})")
@@ -115,20 +117,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@led
 def save_checkpoint(trainer: Trainer, path: Path, *, counters: dict[str, Any]) -> int:
     """returns bytes written. counters: plain JSON, given back by load_checkpoint."""
 
+    masters = {name: tensor.contiguous() for name, tensor in trainer.masters.state().items()}
+    moments, steps = gather_moments(trainer)
+    if not trainer.leads:  # all ranks gather, one writes
+        trainer.wait()
+        return 0
+
     def write(directory: Path) -> None:
-        names = list(trainer.masters.masters)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in trainer.masters.state().items()},
-            directory / "masters.safetensors",
-        )
-        moments, steps = {}, {}
-        for place, entry in trainer.optimizer.state_dict()["state"].items():
-            moments[f"{names[place]}|exp_avg"] = entry["exp_avg"]
-            moments[f"{names[place]}|exp_avg_sq"] = entry["exp_avg_sq"]
-            steps[names[place]] = float(entry["step"])
+        save_file(masters, directory / "masters.safetensors")
         save_file(moments, directory / "moments.safetensors")
         rng = io.BytesIO()
         torch.save(torch.get_rng_state(), rng)  # through memory: torch says nothing useful about a full disk
@@ -136,9 +136,23 @@ def save_checkpoint(trainer: Trainer, path: Path, *, counters: dict[str, Any]) -
         text = {"counters": counters, "steps": steps, "python_rng": random.getstate(), "shape": shape_of(trainer)}
         (directory / "state.json").write_text(json.dumps(text))
 
-    return write_directory(path, write)
+    size = write_directory(path, write)
+    trainer.wait()
+    return size
 
 
+def gather_moments(trainer: Trainer) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """AdamW's two moments, whole, under `<name>|exp_avg` and `<name>|exp_avg_sq`; its step counts by name."""
+    moments, steps = {}, {}
+    names = list(trainer.masters.masters)
+    for place, entry in trainer.optimizer.state_dict()["state"].items():
+        for key in ("exp_avg", "exp_avg_sq"):
+            moments[f"{names[place]}|{key}"] = whole(entry[key])
+        steps[names[place]] = float(entry["step"])
+    return moments, steps
+
+
+@led
 def load_checkpoint(trainer: Trainer, path: Path) -> dict[str, Any]:
     """Put the trainer where it was. returns the counters. Raises CheckpointError; the trainer is then as before."""
     masters, moments, text = read_checkpoint(path)
@@ -149,8 +163,8 @@ def load_checkpoint(trainer: Trainer, path: Path) -> dict[str, Any]:
         if name in text["steps"]:
             trainer.optimizer.state[master] = {
                 "step": torch.tensor(text["steps"][name], dtype=torch.float32),
-                "exp_avg": moments[f"{name}|exp_avg"].to(master.device),
-                "exp_avg_sq": moments[f"{name}|exp_avg_sq"].to(master.device),
+                "exp_avg": like(moments[f"{name}|exp_avg"].to(master.device), master),
+                "exp_avg_sq": like(moments[f"{name}|exp_avg_sq"].to(master.device), master),
             }
     torch.set_rng_state(torch.load(path / "rng.pt", weights_only=True))
     version, state, gauss = text["python_rng"]

@@ -65,12 +65,32 @@ class Objective(Section):
     aggregation: Literal["two-level", "token-mean", "sequence-mean", "constant-length"] = Field(
         "two-level", description="How token losses become one number."
     )
-    correction: Literal["none", "tis", "icepop", "decoupled"] = Field("tis", description="Off-policy correction.")
+    correction: Literal["none", "tis", "icepop", "icepop-sequence", "decoupled"] = Field(
+        "tis", description="Off-policy correction."
+    )
     tis_cap: float = Field(2.0, gt=0, description="Cap of the truncated importance weight.")
+    icepop_low: float = Field(0.5, ge=0, lt=1, description="icepop masks ratios below it.")
+    icepop_high: float = Field(5.0, gt=1, description="icepop masks ratios above it.")
     kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL to the starting model.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator of that KL.")
+    kl_in: Literal["loss", "reward"] = Field(
+        "loss", description="Where the KL counts: added to each token's loss, or taken from its advantage."
+    )
     entropy_coefficient: float = Field(0.0, ge=0, description="Entropy bonus.")
-    max_samples_per_rollout: int = Field(5, ge=1, description="J_max: branches of a rollout that are trained.")
+    overlong: Literal["train", "mask", "soft"] = Field(
+        "train",
+        description="Rollouts that ended at a limit: train as they are; mask (no gradient, still in the baseline);"
+        " soft: a reward penalty that grows over the last overlong_buffer_tokens.",
+    )
+    overlong_buffer_tokens: int = Field(
+        256, ge=1, description="Sampled tokens before budgets.max_sampled_tokens over which `soft` grows to -1."
+    )
+    max_samples_per_rollout: int = Field(
+        5, ge=0, description="J_max: branches of a rollout that are trained. 0: all; 1: one, for ablations."
+    )
+    trained_roles: Literal["main", "with-summaries", "all"] = Field(
+        "all", description="Whose tokens are trained: the main agent, also its summaries, also sub-agents and theirs."
+    )
 
 
 class Supervised(Section):
@@ -92,12 +112,31 @@ class Preference(Section):
 
 class Optimization(Section):
     steps: int = Field(9, ge=1, description="Optimizer steps of the online phase.")
-    learning_rate: float = Field(5e-5, gt=0, lt=1, description="Constant.")
+    learning_rate: float = Field(5e-5, gt=0, lt=1, description="Highest rate of the online phase.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
     micro_batch_tokens: int = Field(4096, ge=64, description="Most tokens in one forward pass; bounds memory.")
     precision: Literal["bf16", "fp32"] = Field(
         "bf16", description="Autocast of the forward pass; master weights are fp32."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps of the online phase over which the learning rate rises.")
+    decay: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate falls to a tenth by the last step."
+    )
+    devices: int = Field(
+        1, ge=1, le=64, description="Devices that a cell trains on together: FSDP2 shards weights and optimizer."
+    )
+    division: Literal["data", "context"] = Field(
+        "data",
+        description="What the devices divide: micro-batches, or the rows of each (for samples too long for one).",
+    )
+    packing: Literal["tree", "flat"] = Field(
+        "tree", description="tree computes every shared prefix once; flat repeats it in each sample."
+    )
+    activations: Literal["keep", "checkpoint", "offload"] = Field(
+        "keep",
+        description="keep; checkpoint (compute layers again in the backward pass); offload (and hold their inputs in"
+        " host memory).",
     )
     adapter: Literal["none", "lora"] = Field("none", description="Full fine-tuning, or LoRA.")
     lora_rank: int = Field(16, ge=1, description="Rank of the adapter.")

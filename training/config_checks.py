@@ -173,6 +173,7 @@ def _check_fields(config: RunConfig) -> Iterator[FieldError]:
     yield from _check_budgets(config)
     yield from _check_schedule(config)
     yield from _check_kind(config)
+    yield from _check_objective(config)
 
 
 def _check_kind(config: RunConfig) -> Iterator[FieldError]:
@@ -267,6 +268,29 @@ def _check_schedule(config: RunConfig) -> Iterator[FieldError]:
             field="schedule.min_members",
             message=f"A group has only {config.tasks.rollouts_per_group} members.",
             remedy=f"Use at most {config.tasks.rollouts_per_group}.",
+        )
+
+
+def _check_objective(config: RunConfig) -> Iterator[FieldError]:
+    objective = config.objective
+    if config.kind == "preference" and config.optimization.devices > 1:
+        yield FieldError(
+            field="optimization.devices",
+            message="Learning from pairs is not divided among devices yet.",
+            remedy="Use 1.",
+        )
+    if objective.overlong == "soft" and objective.overlong_buffer_tokens > config.budgets.max_sampled_tokens:
+        yield FieldError(
+            field="objective.overlong_buffer_tokens",
+            message=f"The penalty would begin before the first token: a rollout samples at most "
+            f"{config.budgets.max_sampled_tokens}.",
+            remedy="Use at most budgets.max_sampled_tokens.",
+        )
+    if objective.kl_coefficient and objective.kl_in == "loss" and objective.kl_estimator == "k1":
+        yield FieldError(
+            field="objective.kl_estimator",
+            message="k1 in the loss has no gradient in expectation: it would only add noise.",
+            remedy='Use k2 or k3, or objective.kl_in = "reward".',
         )
 
 

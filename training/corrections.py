@@ -11,8 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ICEPOP_BAND = (0.5, 5.0)
-"""Band of the ratio outside which a token is masked (IcePop, the published default)."""
+from training.objectives import sequence_mean
+
+MASKING = frozenset({"icepop", "icepop-sequence"})
+"""Kinds that take tokens out of the loss: the trainer must know which before its first backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """cap: of truncated importance weights. low, high: band of IcePop."""
+
+    cap: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +43,31 @@ class Mismatch:
     kl: float
 
 
-def build_correction(kind: str, *, proximal_T: Tensor, behaviour_T: Tensor, cap: float) -> Correction:
-    """Weights of `none`, `tis`, `icepop` or `decoupled`. The policy loss then compares with `old_logprobs`."""
-    proximal_T, behaviour_T = proximal_T.detach(), behaviour_T.detach()
-    all_T = torch.ones_like(behaviour_T, dtype=torch.bool)
-    ratio_T = torch.exp(proximal_T - behaviour_T)
+def build_correction(
+    kind: str, *, proximal_T: Tensor, behaviour_T: Tensor, sequence_T: Tensor, bounds: Bounds
+) -> Correction:
+    """sequence_T: [T] numbers of the tokens' samples, whole samples only. r = exp(proximal - behaviour):
+
+    none             1
+    tis              min(r, cap)                      truncated importance sampling (Yao et al. 2025, fengyao.notion.site)
+    icepop           r inside [low, high], else out   token by token (IcePop, arXiv 2510.18855)
+    icepop-sequence  r where the geometric mean of the sample's ratios is inside, else the whole sample is out
+    decoupled        r                                decoupled PPO (arXiv 2110.00641; 2505.24298): the clip compares with
+                                                      the proximal policy, this weight leads back to the behaviour
+    """
+    log_ratio_T = proximal_T.detach() - behaviour_T.detach()
+    ratio_T, all_T = torch.exp(log_ratio_T), torch.ones_like(log_ratio_T, dtype=torch.bool)
     if kind == "none":
         return Correction(weights_T=torch.ones_like(ratio_T), keep_T=all_T)
     if kind == "tis":
-        return Correction(weights_T=ratio_T.clamp(max=cap), keep_T=all_T)
+        return Correction(weights_T=ratio_T.clamp(max=bounds.cap), keep_T=all_T)
     if kind == "decoupled":
         return Correction(weights_T=ratio_T, keep_T=all_T)
-    if kind == "icepop":
-        low, high = ICEPOP_BAND
-        keep_T = (ratio_T >= low) & (ratio_T <= high)
+    if kind in MASKING:
+        judged_T = ratio_T if kind == "icepop" else torch.exp(sequence_mean(log_ratio_T, sequence_T))
+        keep_T = (judged_T >= bounds.low) & (judged_T <= bounds.high)
         return Correction(weights_T=torch.where(keep_T, ratio_T, torch.zeros_like(ratio_T)), keep_T=keep_T)
-    raise ValueError(f"unknown correction {kind!r}; use none, tis, icepop or decoupled")
+    raise ValueError(f"unknown correction {kind!r}; use none, tis, icepop, icepop-sequence or decoupled")
 
 
 def old_logprobs(kind: str, *, proximal_T: Tensor, behaviour_T: Tensor) -> Tensor:

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from training.checkpoints import write_directory
 from training.engine_weights import probe_ids
+from training.master_weights import whole
 from training.models import Attempt, Version
 from training.packing import build_micro_batch
 from training.selection import Sample
 from training.trainer import Trainer
+from training.trainer_group import led
 
 COMPANIONS = (
     "tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt", "chat_template*", "generation_config.json",
@@ -30,18 +32,26 @@ COMPANIONS = (
 )  # fmt: skip
 
 
+CPU = torch.device("cpu")
+
+
+@led
 def save_version(
     trainer: Trainer, path: Path, *, source: str, provenance: dict[str, Any], precision: str = "bf16"
 ) -> int:
     """Write the trainer's weights. source: the base model, whose tokenizer files go along. returns bytes."""
 
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    state, probe = hugging_face_state(trainer, dtype), probe_logprobs(trainer)
+    if not trainer.leads:  # all ranks gather, one writes
+        return 0
+
     def write(directory: Path) -> None:
-        dtype = torch.float32 if precision == "fp32" else torch.bfloat16
         trainer.language_model.core.config.save_pretrained(directory)
-        save_file(hugging_face_state(trainer, dtype), directory / "model.safetensors", metadata={"format": "pt"})
+        save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
         set_dtype(directory / "config.json", "float32" if precision == "fp32" else "bfloat16")
         copy_companions(source, directory)
-        named = {**provenance, "probe_logprobs": probe_logprobs(trainer)}
+        named = {**provenance, "probe_logprobs": probe}
         (directory / "gyre.json").write_text(json.dumps(named, indent=1, default=str))
 
     return write_directory(path, write)
@@ -62,10 +72,10 @@ def probe_logprobs(trainer: Trainer) -> list[float]:
     return [round(value, 5) for value in logprobs_M.tolist()]
 
 
-def hugging_face_state(trainer: Trainer, dtype: torch.dtype) -> dict[str, Tensor]:
+def hugging_face_state(trainer: Trainer, dtype: torch.dtype, device: torch.device = CPU) -> dict[str, Tensor]:
     """Every tensor by its Hugging Face name, an adapter merged, the output matrix written even where it is tied."""
     module = trainer.language_model.module
-    state = {**module.state_dict(), **trainer.masters.state()}
+    state = {name: whole(tensor) for name, tensor in module.state_dict().items()} | trainer.masters.state()
     core = trainer.language_model.core
     head = core.get_output_embeddings().weight
     names = [name for name, parameter in module.named_parameters(remove_duplicate=False) if parameter is head]
@@ -73,12 +83,12 @@ def hugging_face_state(trainer: Trainer, dtype: torch.dtype) -> dict[str, Tensor
     if hasattr(module, "get_base_model"):
         state = merged_state(module, state)
     state["lm_head.weight"] = output
-    return {name: as_file_tensor(tensor, dtype) for name, tensor in state.items()}
+    return {name: as_file_tensor(tensor, dtype, device) for name, tensor in state.items()}
 
 
-def as_file_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of its own on the CPU: safetensors refuses tensors that share memory."""
-    return tensor.detach().to("cpu", dtype).clone(memory_format=torch.contiguous_format)
+def as_file_tensor(tensor: Tensor, dtype: torch.dtype, device: torch.device = CPU) -> Tensor:
+    """A copy of its own: safetensors refuses tensors that share memory."""
+    return tensor.detach().to(device, dtype).clone(memory_format=torch.contiguous_format)
 
 
 def merged_state(module: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -16,14 +16,15 @@ CHUNK_TOKENS = 256
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """hidden_MH, weight_VH in the precision to multiply in; targets_M -> logprobs_M, entropies_M in float32."""
+    """hidden_MH, weight_VH in the precision to multiply in; targets_M -> logprobs_M, entropies_M in float32 (float64
+    for float64 weights: the equivalence tests)."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden_MH: Tensor, weight_VH: Tensor, targets_M: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         size = len(targets_M)
-        logprobs_M = torch.empty(size, dtype=torch.float32, device=hidden_MH.device)
+        logprobs_M = torch.empty(size, dtype=sum_dtype(weight_VH), device=hidden_MH.device)
         normalisers_M, entropies_M = torch.empty_like(logprobs_M), torch.empty_like(logprobs_M)
         for start in range(0, size, CHUNK_TOKENS):
             part = slice(start, start + CHUNK_TOKENS)
@@ -59,17 +60,25 @@ class ChunkedLogprobs(torch.autograd.Function):
             grad_hidden_MH[part] = grad_CV @ weight_VH
             if ctx.needs_input_grad[1]:
                 share_VH = grad_CV.T @ hidden_MH[part]
-                grad_weight_VH = share_VH if grad_weight_VH is None else grad_weight_VH.float().add_(share_VH)
+                grad_weight_VH = (
+                    share_VH if grad_weight_VH is None else grad_weight_VH.to(sum_dtype(weight_VH)).add_(share_VH)
+                )
                 del share_VH
             del log_p_CV, grad_CV
         if grad_weight_VH is not None:
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
+        elif ctx.needs_input_grad[1]:  # a rank without a trained token still takes part in the sum over ranks
+            grad_weight_VH = torch.zeros_like(weight_VH)
         return grad_hidden_MH, grad_weight_VH, None, None
 
 
+def sum_dtype(weight_VH: Tensor) -> torch.dtype:
+    return torch.float64 if weight_VH.dtype == torch.float64 else torch.float32
+
+
 def chunk_logits(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
-    """[C, V] float32, divided by the temperature."""
-    logits_CV = (hidden_CH @ weight_VH.T).float()
+    """[C, V] in the dtype of sums, divided by the temperature."""
+    logits_CV = (hidden_CH @ weight_VH.T).to(sum_dtype(weight_VH))
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 
 

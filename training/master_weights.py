@@ -11,6 +11,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from training.parallel import Ranks
 
 
 def round_parameters(module: nn.Module) -> None:
@@ -19,14 +22,32 @@ def round_parameters(module: nn.Module) -> None:
         parameter.data = parameter.data.to(torch.bfloat16)
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's shard."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Gathered from all ranks."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(value: Tensor, tensor: Tensor) -> Tensor:
+    """`value`, cut into shards as `tensor` is."""
+    if not isinstance(tensor, DTensor):
+        return value
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+
+
 class MasterWeights:
     """named: trainable parameters by name. masters: float32 leaves with `.grad`, in the same order."""
 
-    def __init__(self, module: nn.Module, *, precision: str) -> None:
+    def __init__(self, module: nn.Module, *, precision: str, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks
         self.copies: dict[str, nn.Parameter] = {}
         self.masters: dict[str, Tensor] = {}
         trainable = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-        if precision == "fp32":
+        if precision == "fp32" or ranks is not None:  # a sharded parameter is float32; FSDP2 rounds what it gathers
             self.masters = dict(trainable)
             return
         for name, parameter in trainable:
@@ -59,12 +80,18 @@ class MasterWeights:
         gradients = [master.grad for master in self if master.grad is not None]
         if not gradients:
             return 0.0
-        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
-        norm /= denominator
+        norm = self._norm(gradients) / denominator
         factor = min(1.0, max_norm / (norm + 1e-6)) / denominator
         for gradient in gradients:
             gradient.mul_(factor)
         return norm
+
+    def _norm(self, gradients: list[Tensor]) -> float:
+        """Over all weights; each rank has other shards of them."""
+        local = torch.stack([torch.linalg.vector_norm(local_part(gradient)) for gradient in gradients])
+        if self.ranks is None:
+            return float(torch.linalg.vector_norm(local))
+        return float(self.ranks.sum(local.double().square().sum()[None])[0].sqrt())
 
     @torch.no_grad()
     def drop_gradients(self) -> None:
@@ -78,12 +105,13 @@ class MasterWeights:
             parameter.copy_(self.masters[name])
 
     def state(self) -> dict[str, Tensor]:
-        return {name: master.detach() for name, master in self.masters.items()}
+        """Whole tensors; on every rank, because all must gather together."""
+        return {name: whole(master.detach()) for name, master in self.masters.items()}
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
         if set(state) != set(self.masters):
             raise ValueError("the checkpoint has other weights than the model: was the model or its adapter changed?")
         for name, master in self.masters.items():
-            master.copy_(state[name])
+            master.copy_(like(state[name], master))
         self.publish_to_copies()

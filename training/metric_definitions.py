@@ -55,6 +55,10 @@ DEFINITIONS: dict[str, Definition] = {
     "delivered_tokens": _define("Delivered tokens", "share", "Tokens sampled so far that were trained.", "higher", how="training.delivery: trained tokens / sampled tokens of all members of the attempt"),
     "trained_tokens": _define("Trained tokens", "tokens", "Sampled tokens in the loss, each once.", how="tokens with loss mask 1 in the step's samples"),
     "computed_tokens": _define("Computed tokens", "tokens", "Tokens that went through the model, context included.", how="tokens of all micro-batches, padding excluded"),
+    "flat_tokens": _define(
+        "Flat tokens", "tokens", "Tokens of the trained samples with shared prefixes counted in each.",
+        how="sum of Sample.num_tokens over the samples that went through the model",
+    ),
     "length_mean": _define("Sampled length", "tokens", "Mean tokens that the model sampled in one rollout.", how="mean of Rollout.sampled_tokens"),
     "context_max": _define("Longest context", "tokens", "Longest prompt plus answer of any rollout of the step.", how="maximum of Rollout.longest_context"),
     "calls_mean": _define("Calls", "calls", "Mean model calls of one rollout.", how="mean of Rollout.num_calls"),

@@ -105,6 +105,14 @@ def kl_penalty(kind: str, *, trainer_logprobs_T: Tensor, reference_logprobs_T: T
     raise ValueError(f"unknown KL estimator {kind!r}; use k1, k2 or k3")
 
 
+def charge_kl(advantages_T: Tensor, kl_T: Tensor, *, coefficient: float) -> Tensor:
+    """A_t - beta k_t, without gradient through k: the KL as a cost of the token that was sampled.
+
+    With k1 the gradient is that of k2 in the loss, on policy (arXiv 2510.01555); sums to come are not charged.
+    """
+    return advantages_T - coefficient * kl_T.detach()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
     """Loss of a step = sum of weights_T * losses_T over its micro-batches / denominator."""

@@ -9,25 +9,30 @@ Never: writes.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from environments.models import Node, Outcome, Rollout
-from training.advantages import batch_advantages, has_signal
+from training.advantages import batch_advantages, has_signal, overlong_penalty
 from training.config import RunConfig
 from training.models import Group, Member, OptimizerStep
-from training.selection import NodeRecord, Purpose, Selection, build_record, select_samples
+from training.selection import ROLE_ORDER, TRAINED_ROLES, NodeRecord, Purpose, Selection, build_record, select_samples
 from training.trainer import TrainRollout
+
+OVERLONG = frozenset({Outcome.BUDGET_REACHED, Outcome.CONTEXT_OVERFLOW, Outcome.HARNESS_TIMEOUT})
+"""Ended by a limit and not by the agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMember:
-    """A member that takes part. staleness: version in training minus the oldest that sampled; None if unknown."""
+    """A member that takes part. staleness: version in training minus the oldest that sampled; None if unknown.
+    masked: overlong; it has no samples, but counts in its group's baseline."""
 
     member: Member
     advantage: float
     selection: Selection
     staleness: int | None
+    masked: bool = False
 
     @property
     def trained_tokens(self) -> int:
@@ -76,7 +81,7 @@ def load_policy_batch(step: OptimizerStep, config: RunConfig) -> PolicyBatch:
             excluded.append((member, reason))
         else:
             valid[member.group_id].append(member)
-    rewards = [[float(member.reward or 0.0) for member in valid[group.id]] for group in groups]
+    rewards = [[shaped_reward(member, config) for member in valid[group.id]] for group in groups]
     credits = batch_advantages(config.objective.advantage, rewards)
     nodes = load_nodes(member.rollout_id for members in valid.values() for member in members)
     members = [
@@ -86,6 +91,23 @@ def load_policy_batch(step: OptimizerStep, config: RunConfig) -> PolicyBatch:
     ]
     no_signal = {group.id for group, values in zip(groups, rewards, strict=True) if not differs(values)}
     return PolicyBatch(groups=groups, members=members, excluded=excluded, no_signal=no_signal)
+
+
+def shaped_reward(member: Member, config: RunConfig) -> float:
+    """What the baseline and the advantage count: the effective reward, less a soft penalty for length (DAPO)."""
+    reward = float(member.reward or 0.0)
+    if config.objective.overlong != "soft":
+        return reward
+    return reward + overlong_penalty(
+        member.rollout.sampled_tokens,
+        limit=config.budgets.max_sampled_tokens,
+        buffer=config.objective.overlong_buffer_tokens,
+    )
+
+
+def is_masked(member: Member, config: RunConfig) -> bool:
+    """Cut off at a limit, so that its reward says little about its tokens."""
+    return config.objective.overlong == "mask" and member.rollout.outcome in OVERLONG
 
 
 def differs(rewards: Sequence[float]) -> bool:
@@ -100,14 +122,18 @@ def load_trained(step: OptimizerStep, config: RunConfig) -> list[TrainRollout]:
     The stored advantages count, not today's judgements.
     """
     rows = Member.objects.filter(group__step=step, disposition=Member.Disposition.TRAINED)
-    members = list(rows.order_by("group__index", "slot", "refill"))
+    members = list(rows.select_related("rollout").order_by("group__index", "slot", "refill"))
     found = select_all(
         [member.rollout_id for member in members],
         max_samples=config.objective.max_samples_per_rollout,
         purpose="policy",
+        roles=TRAINED_ROLES[config.objective.trained_roles],
     )
     return [
-        TrainRollout(samples=found[member.rollout_id].samples, advantage=float(member.advantage or 0.0))
+        TrainRollout(
+            samples=() if is_masked(member, config) else found[member.rollout_id].samples,
+            advantage=float(member.advantage or 0.0),
+        )
         for member in members
     ]
 
@@ -116,14 +142,20 @@ def build_member(
     member: Member, advantage: float, nodes: list[NodeRecord], version: int, config: RunConfig
 ) -> BatchMember:
     selection = select_samples(
-        nodes, rollout_id=member.rollout_id, max_samples=config.objective.max_samples_per_rollout
+        nodes,
+        rollout_id=member.rollout_id,
+        max_samples=config.objective.max_samples_per_rollout,
+        roles=TRAINED_ROLES[config.objective.trained_roles],
     )
+    if is_masked(member, config):
+        selection = replace(selection, samples=())
     oldest = min((node.oldest_version for node in nodes if node.oldest_version is not None), default=None)
     return BatchMember(
         member=member,
         advantage=advantage,
         selection=selection,
         staleness=None if oldest is None else version - oldest,
+        masked=is_masked(member, config),
     )
 
 
@@ -140,10 +172,14 @@ def load_nodes(rollout_ids: Iterable[UUID]) -> dict[UUID, list[NodeRecord]]:
     return found
 
 
-def select_all(rollout_ids: Sequence[UUID], *, max_samples: int, purpose: Purpose) -> dict[UUID, Selection]:
+def select_all(
+    rollout_ids: Sequence[UUID], *, max_samples: int, purpose: Purpose, roles: Sequence[str] = ROLE_ORDER
+) -> dict[UUID, Selection]:
     """Samples of several rollouts."""
     nodes = load_nodes(rollout_ids)
     return {
-        rollout_id: select_samples(nodes[rollout_id], rollout_id=rollout_id, max_samples=max_samples, purpose=purpose)
+        rollout_id: select_samples(
+            nodes[rollout_id], rollout_id=rollout_id, max_samples=max_samples, purpose=purpose, roles=roles
+        )
         for rollout_id in rollout_ids
     }

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from training.config import Preference
-from training.packing import build_micro_batches, token_numbers
+from training.packing import token_numbers
 from training.selection import Sample
 from training.trainer import StepReport, Trainer, by_sample, throughput
 
@@ -74,7 +74,7 @@ def sample_logprobs(trainer: Trainer, samples: Sequence[Sample]) -> Tensor:
     """[S] float64, sums over each sample's trained tokens, without gradient."""
     sums_S = torch.zeros(len(samples), dtype=torch.float64)
     with torch.no_grad():
-        for batch in build_micro_batches(samples, budget_tokens=trainer.settings.micro_batch_tokens):
+        for batch in trainer.micro_batches(samples):
             logprobs_M, _ = trainer.language_model.token_logprobs(batch, temperature=1.0)
             sums_S.index_add_(0, batch.sample_M, logprobs_M.double().cpu())
     return sums_S
@@ -120,7 +120,7 @@ def preference_step(
     )
     (pull_D,) = torch.autograd.grad(losses_P.sum(), logprobs_D)
     logprobs_T = torch.full((len(token_numbers(samples)),), math.nan)
-    batches = build_micro_batches(samples, budget_tokens=trainer.settings.micro_batch_tokens)
+    batches = trainer.micro_batches(samples)
     entropy = 0.0
     for place, batch in enumerate(batches):
         trainer.between(place, len(batches))

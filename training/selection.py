@@ -20,6 +20,9 @@ import numpy.typing as npt
 ROLE_ORDER = ("main", "main-summary", "sub-agent", "sub-summary")
 """Classes that may be trained, most wanted first. `side` is in none of them."""
 
+TRAINED_ROLES = {"main": ROLE_ORDER[:1], "with-summaries": ROLE_ORDER[:2], "all": ROLE_ORDER}
+"""The config's choices (objective.trained_roles)."""
+
 Purpose = Literal["policy", "supervised"]
 """A policy loss needs behaviour logprobs; a supervised loss does not."""
 
@@ -103,20 +106,28 @@ def build_record(node: Any) -> NodeRecord:
 
 
 def select_samples(
-    nodes: Sequence[NodeRecord], *, rollout_id: UUID, max_samples: int, purpose: Purpose = "policy"
+    nodes: Sequence[NodeRecord],
+    *,
+    rollout_id: UUID,
+    max_samples: int,
+    purpose: Purpose = "policy",
+    roles: Sequence[str] = ROLE_ORDER,
 ) -> Selection:
-    """Take branches until nothing is left or max_samples are taken, highest role class first.
+    """Take branches until nothing is left or max_samples (0: no limit) are taken, highest role class first.
+
+    roles: whose tokens may be trained; those of others are context, and not counted as left.
 
     Within a class a leaf is drawn with probability proportional to the untrained tokens of its branch; the random
     state is the rollout's id.
     """
     by_index = {node.index: node for node in nodes}
-    wanted = {node.index: num_trainable(node, purpose) for node in nodes}
+    wanted = {node.index: num_trainable(node, purpose) if node.branch_role in roles else 0 for node in nodes}
     untrained = {index: count for index, count in wanted.items() if count}
-    missing = sum(num_trainable(node, "supervised") for node in nodes) - sum(wanted.values())
+    whole = sum(num_trainable(node, "supervised") for node in nodes if node.branch_role in roles)
+    missing = whole - sum(wanted.values())
     random = Random(rollout_id.int)
     samples: list[Sample] = []
-    while untrained and len(samples) < max_samples:
+    while untrained and (len(samples) < max_samples or not max_samples):
         leaves = class_leaves(by_index, untrained)
         paths = [branch_of(by_index, leaf) for leaf in leaves]
         weights = [sum(untrained.get(index, 0) for index in path) for path in paths]

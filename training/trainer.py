@@ -9,8 +9,8 @@ Never: reads rows, writes files.
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from training.causal_lm import CausalLM, load_causal_lm
 from training.config import Objective, Optimization
-from training.corrections import build_correction, measure_mismatch, old_logprobs
+from training.corrections import MASKING, Bounds, build_correction, measure_mismatch, old_logprobs
 from training.master_weights import MasterWeights
 from training.memory import peak_bytes, release_free_memory
 from training.objectives import (
@@ -29,11 +29,14 @@ from training.objectives import (
     Clip,
     Tokens,
     build_aggregation,
+    charge_kl,
     kl_penalty,
     supervised,
 )
 from training.packing import MicroBatch, build_micro_batches, token_numbers
+from training.parallel import Ranks
 from training.selection import Sample
+from training.trainer_group import announce_load, led
 
 
 class TrainerError(Exception):
@@ -69,19 +72,23 @@ class PolicyTerms:
     temperature: float
     constant_length: int
 
+    @property
+    def bounds(self) -> Bounds:
+        objective = self.objective
+        return Bounds(cap=objective.tis_cap, low=objective.icepop_low, high=objective.icepop_high)
+
 
 @dataclass
 class Sums:
     """Over the micro-batches of a step, of quantities of each trained token."""
 
     loss: float = 0.0
-    tokens: int = 0
+    tokens: float = 0.0
     entropy: float = 0.0
     clipped: float = 0.0
     ratio: float = 0.0
     ratio_max: float = 0.0
     weight: float = 0.0
-    masked: int = 0
     kl: float = 0.0
 
 
@@ -100,44 +107,65 @@ class Trainer:
     reference_path: Path | None = None
     should_stop: Callable[[], bool] = never
     on_micro_batch: Callable[[int, int], None] = field(default=lambda done, total: None)
+    ranks: Ranks | None = None
+    is_led: bool = False
+    """Whether a call that every rank makes is going on."""
     _reference: CausalLM | None = None
 
     @classmethod
-    def load(cls, path: Path | str, *, settings: Optimization, seed: int) -> "Trainer":
-        """path: Hugging Face directory or hub name. seed: of an adapter's initial weights and dropout."""
+    def load(cls, path: Path | str, *, settings: Optimization, seed: int, ranks: Ranks | None = None) -> "Trainer":
+        """path: Hugging Face directory or hub name. seed: of an adapter's initial weights and dropout.
+
+        ranks: of a cell with several devices; each of its processes then calls the same methods with the same data.
+        """
+        announce_load(ranks, path, settings, seed)
         torch.manual_seed(seed)
-        language_model = load_causal_lm(path, settings=settings)
-        masters = MasterWeights(language_model.module, precision=settings.precision)
+        language_model = load_causal_lm(path, settings=settings, ranks=ranks)
+        masters = MasterWeights(language_model.module, precision=settings.precision, ranks=ranks)
         trainer = cls(
             language_model=language_model,
             masters=masters,
             optimizer=build_optimizer(masters, settings),
             settings=settings,
+            ranks=ranks,
         )
         release_free_memory()
         return trainer
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files; with several ranks the first does."""
+        return self.ranks is None or self.ranks.rank == 0
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.ranks is not None:
+            self.ranks.sum(torch.zeros(1))
+
+    @led
     def reset_optimizer(self) -> None:
         """Forget the moments: the online phase starts with none of the warm start's."""
         self.optimizer = build_optimizer(self.masters, self.settings)
 
+    @led
     def supervised_step(self, samples: Sequence[Sample], *, learning_rate: float) -> StepReport:
         """Cross entropy, mean over the trained tokens of the batch."""
         started = time.monotonic()
         numbers_T = token_numbers(samples)
         logprobs_T = torch.full((len(numbers_T),), math.nan)
         sums = Sums()
-        batches = build_micro_batches(samples, budget_tokens=self.settings.micro_batch_tokens)
-        for place, batch in enumerate(batches):
-            self.between(place, len(batches))
+        batches = self.micro_batches(samples)
+        for batch, counts in self._turns(batches):
             logprobs_M, entropies_M = self.language_model.token_logprobs(batch, temperature=1.0)
-            loss = supervised(logprobs_M).sum()
+            loss = supervised(logprobs_M).sum() * counts
             loss.backward()  # type: ignore[no-untyped-call]
-            logprobs_T[batch.token_M] = logprobs_M.detach().cpu()
-            sums.loss += float(loss.detach())
-            sums.entropy += float(entropies_M.detach().sum())
-            sums.tokens += len(batch.targets_M)
+            if counts:
+                logprobs_T[batch.token_M] = logprobs_M.detach().float().cpu()
+                sums.loss += float(loss.detach())
+                sums.entropy += float(entropies_M.detach().sum())
+                sums.tokens += len(batch.targets_M)
             del loss, logprobs_M, entropies_M
+        sums, logprobs_T = self._together(sums, logprobs_T)
         norm = self.apply(denominator=max(sums.tokens, 1), learning_rate=learning_rate, loss=sums.loss)
         metrics = {
             "loss": sums.loss / max(sums.tokens, 1),
@@ -148,6 +176,7 @@ class Trainer:
         }
         return StepReport(metrics=metrics, trainer_logprobs=by_sample(logprobs_T, samples))
 
+    @led
     def policy_step(self, rollouts: Sequence[TrainRollout], *, terms: PolicyTerms, learning_rate: float) -> StepReport:
         """One update. Rollouts whose loss has no gradient (advantage 0, nothing else in the loss) count in the
         denominators and are not computed."""
@@ -159,18 +188,20 @@ class Trainer:
         advantage_S = torch.tensor([rollout.advantage for rollout in rollouts for _ in rollout.samples])
         all_matter = objective.kl_coefficient > 0 or objective.entropy_coefficient > 0
         wanted = [number for number in range(len(samples)) if all_matter or advantage_S[number] != 0]
-        batches = build_micro_batches(samples, budget_tokens=self.settings.micro_batch_tokens, wanted=wanted)
+        batches = self.micro_batches(samples, wanted)
         keep_T = self._kept_tokens(batches, len(numbers_T), terms)
         aggregation = aggregate(numbers_T, owners, keep_T, terms)
 
         logprobs_T = torch.full((len(numbers_T),), math.nan)
         behaviour_T = torch.full((len(numbers_T),), math.nan)
-        sums = Sums(masked=int((~keep_T).sum()))
-        for place, batch in enumerate(batches):
-            self.between(place, len(batches))
-            logprobs_M = self._policy_micro_step(batch, aggregation, advantage_S, terms, sums)
-            logprobs_T[batch.token_M] = logprobs_M
+        sums = Sums()
+        for batch, counts in self._turns(batches):
+            logprobs_M = self._policy_micro_step(batch, aggregation, advantage_S, keep_T, terms, sums, counts=counts)
+            if counts:
+                logprobs_T[batch.token_M] = logprobs_M
+        for batch in batches:
             behaviour_T[batch.token_M] = batch.behaviour_logprobs_M
+        sums, logprobs_T = self._together(sums, logprobs_T)
         norm = 0.0
         if batches:
             norm = self.apply(denominator=aggregation.denominator, learning_rate=learning_rate, loss=sums.loss)
@@ -185,7 +216,7 @@ class Trainer:
             "ratio_mean": sums.ratio / count,
             "ratio_max": sums.ratio_max,
             "correction_weight": sums.weight / count,
-            "masked_fraction": sums.masked / max(len(numbers_T), 1),
+            "masked_fraction": float((~keep_T).sum()) / max(len(numbers_T), 1),
             "mismatch_mean": mismatch.mean,
             "mismatch_max": mismatch.max,
             "mismatch_kl": mismatch.kl,
@@ -197,58 +228,115 @@ class Trainer:
         return StepReport(metrics=metrics, trainer_logprobs=by_sample(logprobs_T, samples))
 
     def _policy_micro_step(
-        self, batch: MicroBatch, aggregation: Aggregation, advantage_S: Tensor, terms: PolicyTerms, sums: Sums
+        self,
+        batch: MicroBatch,
+        aggregation: Aggregation,
+        advantage_S: Tensor,
+        keep_T: Tensor,
+        terms: PolicyTerms,
+        sums: Sums,
+        *,
+        counts: bool,
     ) -> Tensor:
-        """Backward of one micro-batch's share of the loss. returns its logprobs_M without gradient."""
+        """Backward of one micro-batch's share of the loss. returns its logprobs_M without gradient.
+
+        Tokens that a correction masks are not there for the loss, nor in a sequence's mean ratio.
+        counts: False where the passes are made only because other ranks make theirs.
+        """
         objective = terms.objective
         logprobs_M, entropies_M = self.language_model.token_logprobs(batch, temperature=terms.temperature)
         device = logprobs_M.device
-        behaviour_M, proximal_M = batch.behaviour_logprobs_M.to(device), logprobs_M.detach()
+        kept_M = keep_T[batch.token_M].to(device)
+        sequence_M, behaviour_M = batch.sample_M.to(device), batch.behaviour_logprobs_M.to(device)
+        advantages_M = advantage_S[batch.sample_M].to(device)
+        proximal_M = logprobs_M.detach()
+        kl_M = self._kl(batch, logprobs_M, terms) if objective.kl_coefficient else torch.zeros_like(proximal_M)
+        if objective.kl_in == "reward":
+            advantages_M = charge_kl(advantages_M, kl_M, coefficient=objective.kl_coefficient)
         correction = build_correction(
-            objective.correction, proximal_T=proximal_M, behaviour_T=behaviour_M, cap=objective.tis_cap
+            objective.correction,
+            proximal_T=proximal_M,
+            behaviour_T=behaviour_M,
+            sequence_T=sequence_M,
+            bounds=terms.bounds,
         )
         tokens = Tokens(
-            trainer_logprobs_T=logprobs_M,
-            old_logprobs_T=old_logprobs(objective.correction, proximal_T=proximal_M, behaviour_T=behaviour_M),
-            advantages_T=advantage_S[batch.sample_M].to(device),
-            sequence_T=batch.sample_M.to(device),
+            trainer_logprobs_T=logprobs_M[kept_M],
+            old_logprobs_T=old_logprobs(objective.correction, proximal_T=proximal_M, behaviour_T=behaviour_M)[kept_M],
+            advantages_T=advantages_M[kept_M],
+            sequence_T=sequence_M[kept_M],
         )
         clip = Clip(low=objective.clip_low, high=objective.clip_high)
         result = POLICY_LOSSES[objective.policy_loss](tokens, clip)
-        weights_M = aggregation.weights_T[batch.token_M].to(device)
-        losses_M = result.losses_T * correction.weights_T
-        if objective.kl_coefficient:
-            kl_M = self._kl(batch, logprobs_M, terms)
-            losses_M = losses_M + objective.kl_coefficient * kl_M
-            sums.kl += float(kl_M.detach().sum())
+        losses_K = result.losses_T * correction.weights_T[kept_M]
+        if objective.kl_coefficient and objective.kl_in == "loss":
+            losses_K = losses_K + objective.kl_coefficient * kl_M[kept_M]
         if objective.entropy_coefficient:
-            losses_M = losses_M - objective.entropy_coefficient * entropies_M
-        loss = (losses_M * weights_M).sum()
+            losses_K = losses_K - objective.entropy_coefficient * entropies_M[kept_M]
+        loss = (losses_K * aggregation.weights_T[batch.token_M].to(device)[kept_M]).sum() * counts
         loss.backward()  # type: ignore[no-untyped-call]
-        ratio_M = torch.exp(proximal_M - behaviour_M)
-        sums.loss += float(loss.detach())
-        sums.tokens += len(batch.targets_M)
-        sums.entropy += float(entropies_M.detach().sum())
-        sums.clipped += float(result.clipped_T.sum())
-        sums.ratio += float(ratio_M.sum())
-        sums.ratio_max = max(sums.ratio_max, float(ratio_M.max()))
-        sums.weight += float(correction.weights_T.sum())
-        return proximal_M.cpu()
+        if counts:
+            ratio_M = torch.exp(proximal_M - behaviour_M)
+            sums.loss += float(loss.detach())
+            sums.tokens += len(batch.targets_M)
+            sums.entropy += float(entropies_M.detach().sum())
+            sums.clipped += float(result.clipped_T.sum())
+            sums.ratio += float(ratio_M.sum())
+            sums.ratio_max = max(sums.ratio_max, float(ratio_M.max()))
+            sums.weight += float(correction.weights_T.sum())
+            sums.kl += float(kl_M.detach().sum())
+        return proximal_M.float().cpu()
 
     @torch.no_grad()
     def _kept_tokens(self, batches: Sequence[MicroBatch], num_tokens: int, terms: PolicyTerms) -> Tensor:
         """[tokens of the step] bool: what a masking correction leaves. It must be known before the first backward,
         because masked tokens leave the denominators; so IcePop pays one more forward pass."""
-        keep_T = torch.ones(num_tokens, dtype=torch.bool)
-        if terms.objective.correction != "icepop":
-            return keep_T
-        for batch in batches:
+        dropped_T = torch.zeros(num_tokens, dtype=torch.int32)
+        if terms.objective.correction not in MASKING:
+            return dropped_T == 0
+        for batch, counts in self._turns(batches):
             logprobs_M, _ = self.language_model.token_logprobs(batch, temperature=terms.temperature)
             correction = build_correction(
-                "icepop", proximal_T=logprobs_M.cpu(), behaviour_T=batch.behaviour_logprobs_M, cap=0.0
+                terms.objective.correction,
+                proximal_T=logprobs_M.cpu(),
+                behaviour_T=batch.behaviour_logprobs_M,
+                sequence_T=batch.sample_M,
+                bounds=terms.bounds,
             )
-            keep_T[batch.token_M] = correction.keep_T
-        return keep_T
+            if counts:
+                dropped_T[batch.token_M] = (~correction.keep_T).int()
+        if self.ranks is not None:
+            dropped_T = self.ranks.max(dropped_T)
+        return dropped_T == 0
+
+    def micro_batches(self, samples: Sequence[Sample], wanted: Sequence[int] | None = None) -> list[MicroBatch]:
+        packing = self.settings.packing if self.language_model.packing == "tree" else "flat"
+        return build_micro_batches(
+            samples, budget_tokens=self.settings.micro_batch_tokens, wanted=wanted, packing=packing
+        )
+
+    def _turns(self, batches: Sequence[MicroBatch]) -> Iterator[tuple[MicroBatch, bool]]:
+        """The micro-batches of this process, and whether each counts: where ranks divide micro-batches, all must make
+        as many passes (their collectives meet), so the last turn of some repeats one for nothing."""
+        ranks = self.ranks
+        split = ranks is not None and ranks.division == "data"
+        mine, step = (ranks.rank, ranks.world) if split and ranks else (0, 1)
+        for first in range(0, len(batches), step):
+            self.between(first, len(batches))
+            place = first + mine
+            yield (batches[place], True) if place < len(batches) else (batches[first], False)
+
+    def _together(self, sums: Sums, logprobs_T: Tensor) -> tuple[Sums, Tensor]:
+        """Of all ranks. A token was computed by one of them; nobody's stay NaN."""
+        ranks = self.ranks
+        if ranks is None or ranks.division == "context":
+            return sums, logprobs_T
+        names = [each.name for each in fields(Sums) if each.name != "ratio_max"]
+        values = ranks.sum(torch.tensor([float(getattr(sums, name)) for name in names], dtype=torch.float64))
+        largest = ranks.max(torch.tensor([sums.ratio_max], dtype=torch.float64))
+        done_T = ranks.max((~logprobs_T.isnan()).int()).bool()
+        whole_T = ranks.sum(logprobs_T.nan_to_num(nan=0.0)).where(done_T, torch.tensor(math.nan))
+        return Sums(**dict(zip(names, values.tolist(), strict=True)), ratio_max=float(largest)), whole_T
 
     def _kl(self, batch: MicroBatch, logprobs_M: Tensor, terms: PolicyTerms) -> Tensor:
         """KL to the reference model, which is loaded when the first step needs it."""
@@ -256,8 +344,8 @@ class Trainer:
             if self.reference_path is None:
                 raise TrainerError("a KL coefficient needs the starting model, and no reference path was given")
             frozen = self.settings.model_copy(update={"adapter": "none"})
-            self._reference = load_causal_lm(self.reference_path, settings=frozen)
-            self._reference.freeze(precision=self.settings.precision)
+            self._reference = load_causal_lm(self.reference_path, settings=frozen, ranks=self.ranks)
+            self._reference.freeze(precision="fp32" if self.ranks else self.settings.precision)
         with torch.no_grad():
             reference_M, _ = self._reference.token_logprobs(batch, temperature=terms.temperature)
         return kl_penalty(terms.objective.kl_estimator, trainer_logprobs_T=logprobs_M, reference_logprobs_T=reference_M)
@@ -317,6 +405,7 @@ def throughput(batches: Sequence[MicroBatch], started: float) -> dict[str, float
     return {
         "train_s": seconds,
         "computed_tokens": float(tokens),
+        "flat_tokens": float(sum(batch.flat_tokens for batch in batches)),
         "train_tokens_per_s": tokens / max(seconds, 1e-9),
         "peak_memory_bytes": float(peak_bytes()),
     }

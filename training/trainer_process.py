@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, cos, pi
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -51,6 +51,7 @@ from training.policy_batch import BatchMember, PolicyBatch, load_policy_batch, l
 from training.storage import write_when_there_is_room
 from training.token_stats import encode_token_stats
 from training.trainer import NotFinite, PolicyTerms, StepReport, Trainer, TrainerError
+from training.trainer_group import announce, open_group
 from training.warm_start import CHECKPOINT_STEPS, demonstrations_ended
 
 log = logging.getLogger(__name__)
@@ -121,9 +122,11 @@ class TrainerLoop:
         version = Version.objects.filter(attempt=attempt, number=0).exclude(path="").first()
         reloads = version is not None and config.optimization.adapter == "none"
         source = version.path if version and reloads else starting_point(config)
-        trainer = Trainer.load(source, settings=config.optimization, seed=config.seed)
+        ranks = open_group(config.optimization.devices, config.optimization.division)
+        trainer = Trainer.load(source, settings=config.optimization, seed=config.seed, ranks=ranks)
         trainer.should_stop = self.should_stop
         trainer.reference_path = Path(version.path) if version else None
+        announce(ranks, "reference", trainer.reference_path)
         checkpoint = Checkpoint.objects.filter(attempt=attempt).order_by("-step").first()
         if checkpoint is not None:
             load_checkpoint(trainer, Path(checkpoint.path))
@@ -209,7 +212,7 @@ class TrainerLoop:
             trainer.on_micro_batch = self._progress_of(step)
             let_go()
             report = trainer.policy_step(
-                batch.rollouts, terms=policy_terms(config), learning_rate=config.optimization.learning_rate
+                batch.rollouts, terms=policy_terms(config), learning_rate=learning_rate(config, step.number)
             )
         except NotFinite as error:
             version = self._due_version(attempt, config, step.number)
@@ -342,6 +345,16 @@ def policy_terms(config: RunConfig) -> PolicyTerms:
     )
 
 
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Of an online step, counted from 1: a rise over warmup_steps, then constant or down to a tenth at the last."""
+    settings = config.optimization
+    if step <= settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    share = (step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1)
+    left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + cos(pi * share)) / 2}[settings.decay]
+    return settings.learning_rate * (0.1 + 0.9 * left)
+
+
 def replay(trainer: Trainer, attempt: Attempt, config: RunConfig, *, after: int) -> None:
     """Do again the steps that are done in rows but newer than the checkpoint, with the advantages they had."""
     done = OptimizerStep.objects.filter(
@@ -351,7 +364,7 @@ def replay(trainer: Trainer, attempt: Attempt, config: RunConfig, *, after: int)
         trainer.policy_step(
             load_trained(step, config),
             terms=policy_terms(config),
-            learning_rate=config.optimization.learning_rate,
+            learning_rate=learning_rate(config, step.number),
         )
         log.info("replayed", extra={"attempt": str(attempt.id), "step": step.number})
 
@@ -469,7 +482,9 @@ def trained_member(each: BatchMember, batch: PolicyBatch, logprobs: list[Any]) -
     member.advantage, member.staleness = each.advantage, each.staleness
     member.num_samples, member.trained_tokens = len(each.selection.samples), each.trained_tokens
     member.reason = ""
-    if not each.selection.samples:
+    if each.masked:
+        member.reason = "masked: it ended at a limit (objective.overlong); it counts in its group's baseline"
+    elif not each.selection.samples:
         member.reason = "no token that a policy loss may train"
     elif member.group_id in batch.no_signal:
         member.reason = "no signal: all rewards of its group are equal"

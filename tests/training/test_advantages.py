@@ -1,10 +1,12 @@
 """Advantages, by hand-worked numbers."""
 
 import math
+import random
+import statistics
 
 import pytest
 
-from training.advantages import ADVANTAGES, batch_advantages
+from training.advantages import ADVANTAGES, batch_advantages, overlong_penalty
 
 
 def test_grpo_divides_the_distance_from_the_mean_by_the_deviation():
@@ -45,3 +47,36 @@ def test_a_group_sums_to_zero(kind):
 def test_an_unknown_kind_names_the_known_ones():
     with pytest.raises(ValueError, match="use one of grpo"):
         batch_advantages("ppo", [[1, 0]])
+
+
+def plain_python(kind, groups):
+    """The formulas again, from the papers, in float64 without tensors."""
+    everyone = [reward for group in groups for reward in group]
+    found = []
+    for group in groups:
+        mean, size = statistics.fmean(group), len(group)
+        for reward in group:
+            others = (sum(group) - reward) / (size - 1)
+            found.append(
+                {
+                    "grpo": (reward - mean) / statistics.stdev(group),
+                    "dr_grpo": reward - mean,
+                    "rloo": reward - others,
+                    "maxrl": (reward - mean) / mean,
+                    "reinforce_pp": (reward - statistics.fmean(everyone)) / statistics.stdev(everyone),
+                }[kind]
+            )
+    return found
+
+
+@pytest.mark.parametrize("kind", ADVANTAGES)
+def test_advantages_equal_a_float64_reference(kind):
+    source = random.Random(2)
+    groups = [[source.random() for _ in range(size)] for size in (8, 3, 2, 5)]
+    found = [value for group in batch_advantages(kind, groups) for value in group]
+    assert found == pytest.approx(plain_python(kind, groups), rel=1e-9)
+
+
+def test_the_soft_penalty_for_length_falls_from_0_to_minus_1_over_the_buffer():
+    penalty = {tokens: overlong_penalty(tokens, limit=1000, buffer=200) for tokens in (0, 800, 850, 900, 1000, 1500)}
+    assert penalty == {0: 0.0, 800: 0.0, 850: -0.25, 900: -0.5, 1000: -1.0, 1500: -1.0}

@@ -6,10 +6,11 @@ import random
 import pytest
 import torch
 
-from training.corrections import build_correction, measure_mismatch, old_logprobs
-from training.objectives import POLICY_LOSSES, Clip, Tokens, build_aggregation, kl_penalty
+from training.corrections import Bounds, build_correction, measure_mismatch, old_logprobs
+from training.objectives import POLICY_LOSSES, Clip, Tokens, build_aggregation, charge_kl, kl_penalty
 
 CLIP = Clip(low=0.2, high=0.28)
+BOUNDS = Bounds(cap=2.0, low=0.5, high=5.0)
 
 
 def tokens_of(ratios, advantages, sequences=None):
@@ -144,7 +145,13 @@ def test_kl_estimators_by_hand():
 
 def correction(kind):
     proximal = torch.tensor([0.0, 0.0, 0.0]) + torch.tensor([3.0, 1.0, 0.25]).log()
-    return build_correction(kind, proximal_T=proximal, behaviour_T=torch.zeros(3), cap=2.0)
+    return build_correction(
+        kind,
+        proximal_T=proximal,
+        behaviour_T=torch.zeros(3),
+        sequence_T=torch.zeros(3, dtype=torch.int64),
+        bounds=BOUNDS,
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,3 +182,75 @@ def test_mismatch_of_equal_logprobs_is_zero_and_else_by_hand():
     assert found.mean == pytest.approx(0.05, abs=1e-6)
     assert found.max == pytest.approx(0.1, abs=1e-6)
     assert found.kl == pytest.approx((math.exp(0.1) - 1 - 0.1) / 2, abs=1e-6)
+
+
+def test_kl_in_the_reward_with_k1_has_the_gradient_of_k2_in_the_loss_on_policy():
+    torch.manual_seed(0)
+    new = torch.randn(50, dtype=torch.float64).requires_grad_()
+    reference, advantages, beta = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64), 0.3
+
+    def gradient(advantages_T, extra):
+        tokens = Tokens(
+            trainer_logprobs_T=new, old_logprobs_T=new.detach(), advantages_T=advantages_T,
+            sequence_T=torch.zeros(50, dtype=torch.int64),
+        )  # fmt: skip
+        return torch.autograd.grad((POLICY_LOSSES["dapo"](tokens, CLIP).losses_T + extra).sum(), new)[0]
+
+    def kl(kind):
+        return kl_penalty(kind, trainer_logprobs_T=new, reference_logprobs_T=reference)
+
+    charged = gradient(charge_kl(advantages, kl("k1"), coefficient=beta), 0.0)
+    assert torch.allclose(charged, gradient(advantages, beta * kl("k2")), atol=1e-12)
+
+
+def test_icepop_by_sequence_keeps_or_drops_whole_samples_by_their_geometric_mean():
+    # sample 0: ratios 8 and 1/2, mean 2; sample 1: 8 and 8, mean 8
+    found = build_correction(
+        "icepop-sequence",
+        proximal_T=torch.tensor([8.0, 0.5, 8.0, 8.0]).log(),
+        behaviour_T=torch.zeros(4),
+        sequence_T=torch.tensor([0, 0, 1, 1]),
+        bounds=BOUNDS,
+    )
+    assert found.keep_T.tolist() == [True, True, False, False]
+    assert found.weights_T.tolist() == pytest.approx([8, 0.5, 0, 0])
+
+
+@pytest.mark.parametrize("kind", ["none", "tis", "icepop", "icepop-sequence", "decoupled"])
+def test_float32_corrections_equal_a_float64_reference_in_plain_python(kind):
+    source = random.Random(4)
+    proximal = [source.uniform(-4, 0) for _ in range(100)]
+    behaviour = [value + source.gauss(0, 1.0) for value in proximal]
+    sequence = sorted(source.randrange(10) for _ in range(100))
+    ratios = [math.exp(p - b) for p, b in zip(proximal, behaviour, strict=True)]
+    means = {
+        name: math.exp(
+            sum(p - b for p, b, s in zip(proximal, behaviour, sequence, strict=True) if s == name)
+            / sequence.count(name)
+        )
+        for name in set(sequence)
+    }
+    expected = {
+        "none": [1.0] * 100,
+        "tis": [min(r, 2.0) for r in ratios],
+        "decoupled": ratios,
+        "icepop": [r if 0.5 <= r <= 5.0 else 0.0 for r in ratios],
+        "icepop-sequence": [r if 0.5 <= means[s] <= 5.0 else 0.0 for r, s in zip(ratios, sequence, strict=True)],
+    }[kind]
+    found = build_correction(
+        kind,
+        proximal_T=torch.tensor(proximal),
+        behaviour_T=torch.tensor(behaviour),
+        sequence_T=torch.tensor(sequence),
+        bounds=BOUNDS,
+    )
+    assert found.weights_T.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_kl_estimators_equal_a_float64_reference():
+    source = random.Random(5)
+    new, reference = ([source.uniform(-4, 0) for _ in range(100)] for _ in range(2))
+    for kind, formula in {"k1": lambda d: -d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - d - 1}.items():
+        found = kl_penalty(kind, trainer_logprobs_T=torch.tensor(new), reference_logprobs_T=torch.tensor(reference))
+        expected = [formula(r - n) for n, r in zip(new, reference, strict=True)]
+        assert found.tolist() == pytest.approx(expected, abs=1e-5)

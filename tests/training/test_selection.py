@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.trees import node, two_turns
-from training.selection import ROLE_ORDER, select_samples
+from training.selection import ROLE_ORDER, TRAINED_ROLES, select_samples
 
 ROLLOUT = UUID(int=7)
 
@@ -112,3 +112,25 @@ def test_any_tree_every_trainable_token_is_trained_exactly_once_and_the_same_eac
     for sample in selection.samples:
         for before, after in zip(sample.pieces, sample.pieces[1:], strict=False):
             assert by_index[after.node].parent == before.node
+
+
+def test_ablations_one_sample_only_or_all_of_them():
+    nodes = [node(0, None, [1])] + [node(index, 0, [2, 3], sampled=True) for index in range(1, 8)]
+    assert [len(select(nodes, max_samples=most).samples) for most in (1, 5, 0)] == [1, 5, 7]
+    assert select(nodes, max_samples=1).num_left == 12
+
+
+def test_roles_that_are_not_trained_are_context_and_not_left():
+    nodes = [
+        node(0, None, [1]),
+        node(1, 0, [2] * 3, sampled=True),
+        node(2, 1, [3] * 3, sampled=True, role="main-summary"),
+        node(3, 0, [4] * 3, sampled=True, role="sub-agent"),
+    ]
+    found = {
+        name: select_samples(nodes, rollout_id=ROLLOUT, max_samples=5, roles=roles)
+        for name, roles in TRAINED_ROLES.items()
+    }
+    trained = {name: sum(sample.num_trained for sample in each.samples) for name, each in found.items()}
+    assert trained == {"main": 3, "with-summaries": 6, "all": 9}
+    assert {each.num_left for each in found.values()} == {0}

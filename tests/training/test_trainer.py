@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.training.tiny import SETTINGS, make_rollouts, make_sample, save_tiny_model
-from training.checkpoints import load_checkpoint, save_checkpoint
+from training.checkpoints import StorageFull, load_checkpoint, save_checkpoint
 from training.config import Objective
 from training.packing import build_micro_batches
 from training.trainer import PolicyTerms, Trainer, TrainerError, TrainRollout
@@ -47,7 +47,7 @@ def test_padded_rows_give_the_same_logprobs_as_segments(model_path):
     trainer = load(model_path)
     (batch,) = build_micro_batches([make_sample(0, length=13), make_sample(1, length=30)], budget_tokens=64)
     segments, _ = trainer.language_model.token_logprobs(batch, temperature=1.0)
-    trainer.language_model.segments = False
+    trainer.language_model.passes.segments = False
     trainer.language_model.module.set_attn_implementation("sdpa")
     padded, _ = trainer.language_model.token_logprobs(batch, temperature=1.0)
     assert torch.allclose(segments, padded, atol=1e-5)
@@ -127,15 +127,15 @@ def test_a_half_written_checkpoint_never_has_the_final_name(model_path, tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("training.checkpoints.torch.save", full_disk)
-    with pytest.raises(OSError):
+    with pytest.raises(StorageFull):
         save_checkpoint(trainer, tmp_path / "step-000001", counters={})
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000001.part"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model_path):
     trainer = load(model_path)
     before = weights(trainer).clone()
-    with pytest.raises(TrainerError, match="not finite"):
+    with pytest.raises(TrainerError, match="nothing was changed"):
         trainer.policy_step(
             [TrainRollout(samples=(make_sample(1),), advantage=math.inf)], terms=TERMS, learning_rate=1e-3
         )
