@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -77,6 +77,10 @@ return 0
 
 logger = logging.getLogger(__name__)
 Event = tuple[str, dict[str, Any]]
+Position = tuple[int, int]
+"""(epoch, n) of an entry."""
+Done = Callable[[RedisError | None], None]
+"""Called in the writer's own step: short, and it does not raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +99,40 @@ class Page:
     the last entry here (from None where there is none)."""
 
 
+@dataclass(frozen=True, slots=True)
+class RawEntry:
+    """An entry whose data is not read: it goes out as it came."""
+
+    epoch: int
+    n: int
+    kind: str
+    raw: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawPage:
+    entries: list[RawEntry]
+    reset: bool
+    """As in Page."""
+
+
 async def append(rollout_id: UUID, events: Sequence[Event]) -> None:
     """Returns when the log has them. Raises RedisError when it cannot take them."""
     if events:
-        await append_soon(rollout_id, events)
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        append_soon(rollout_id, events, lambda error: _settle(taken, error))
+        await taken
 
 
-def append_soon(rollout_id: UUID, events: Sequence[Event]) -> "asyncio.Future[None]":
-    """Queue them now, in the order of the calls; the future is done when the log has them."""
-    return _writer().append(rollout_id, events)
+def append_soon(rollout_id: UUID, events: Sequence[Event], done: Done) -> None:
+    """Queue them now, in the order of the calls; `done` is called once, when the log has them or cannot take them."""
+    _writer().append(rollout_id, events, done)
 
 
 def tell(rollout_id: UUID, events: Sequence[Event]) -> None:
     """Queue them now; a log that cannot take them is only warned of (readers catch up from Postgres)."""
     if events:
-        append_soon(rollout_id, events).add_done_callback(_warn)
+        append_soon(rollout_id, events, _warn)
 
 
 def append_sync(rollout_id: UUID, events: Sequence[Event]) -> None:
@@ -124,25 +147,61 @@ def ring_attempt_sync(attempt_id: UUID) -> None:
     _run_in_background(_group_send(f"attempt.{attempt_id.hex}", message))
 
 
-async def read(rollout_id: UUID, after: tuple[int, int] | None, limit: int = 500) -> Page:
-    key = _key(rollout_id)
+async def read(rollout_id: UUID, after: Position | None, limit: int = 500) -> Page:
+    page = (await _check_many([(rollout_id, after)], limit))[0]
+    entries = [Entry(epoch=e.epoch, n=e.n, kind=e.kind, data=orjson.loads(e.raw)) for e in page.entries]
+    return Page(entries=entries, reset=page.reset)
+
+
+async def read_many(places: Sequence[tuple[UUID, Position | None]], limit: int) -> list[RawPage]:
+    """What comes after each place, in one round trip; a second one for those whose log ends there, or has a gap."""
+    if not places:
+        return []
+    async with _client().pipeline(transaction=False) as pipeline:
+        for rollout_id, after in places:
+            pipeline.xrange(_key(rollout_id), _min(after), "+", count=limit)
+        found = await pipeline.execute()
+    pages = [RawPage(entries=_raw_entries(rows), reset=False) for rows in found]
+    doubtful = [i for i, page in enumerate(pages) if not _goes_on(places[i][1], page.entries)]
+    if doubtful:
+        checked = await _check_many([places[i] for i in doubtful], limit)
+        for i, page in zip(doubtful, checked, strict=True):
+            pages[i] = page
+    return pages
+
+
+def _goes_on(after: Position | None, entries: list[RawEntry]) -> bool:
+    if not entries:
+        return False
+    first = entries[0]
+    return first.n == 1 if after is None else (first.epoch, first.n) == (after[0], after[1] + 1)
+
+
+async def _check_many(places: Sequence[tuple[UUID, Position | None]], limit: int) -> list[RawPage]:
+    """The same, with a look at both ends of each log."""
     client = _client()
     async with client.pipeline(transaction=True) as pipeline:
-        pipeline.xrange(key, "-", "+", count=1)
-        pipeline.xrange(key, "-" if after is None else f"({after[0]}-{after[1]}", "+", count=limit)
-        pipeline.xrevrange(key, "+", "-", count=1)
-        first, rows, last = await pipeline.execute()
-    if not first:
-        return Page(entries=[], reset=after is not None)
-    first_id, last_id = _parse_id(first[0][0]), _parse_id(last[0][0])
-    wanted = (first_id[0], 0) if after is None else after
-    is_known = wanted[0] == first_id[0] and first_id[1] - 1 <= wanted[1] <= last_id[1]
-    if is_known:
-        return Page(entries=_entries(rows), reset=False)
-    return Page(entries=_entries(await client.xrange(key, "-", "+", count=limit)), reset=True)
+        for rollout_id, after in places:
+            pipeline.xrange(_key(rollout_id), "-", "+", count=1)
+            pipeline.xrange(_key(rollout_id), _min(after), "+", count=limit)
+            pipeline.xrevrange(_key(rollout_id), "+", "-", count=1)
+        found = await pipeline.execute()
+    pages = []
+    for (rollout_id, after), first, rows, last in zip(places, found[::3], found[1::3], found[2::3], strict=True):
+        if not first:
+            pages.append(RawPage(entries=[], reset=after is not None))
+            continue
+        first_id, last_id = _parse_id(first[0][0]), _parse_id(last[0][0])
+        wanted = (first_id[0], 0) if after is None else after
+        if wanted[0] == first_id[0] and first_id[1] - 1 <= wanted[1] <= last_id[1]:
+            pages.append(RawPage(entries=_raw_entries(rows), reset=False))
+        else:
+            rows = await client.xrange(_key(rollout_id), "-", "+", count=limit)
+            pages.append(RawPage(entries=_raw_entries(rows), reset=True))
+    return pages
 
 
-async def head(rollout_id: UUID) -> tuple[int, int] | None:
+async def head(rollout_id: UUID) -> Position | None:
     """(epoch, n) of the last entry; None where there is no log."""
     rows = await _client().xrevrange(_key(rollout_id), "+", "-", count=1)
     return _parse_id(rows[0][0]) if rows else None
@@ -157,11 +216,12 @@ def _parse_id(raw: Any) -> tuple[int, int]:
     return int(epoch), int(n)
 
 
-def _entries(rows: Any) -> list[Entry]:
-    return [
-        Entry(epoch=epoch, n=n, kind=fields[b"k"].decode(), data=orjson.loads(fields[b"d"]))
-        for (epoch, n), fields in ((_parse_id(row_id), fields) for row_id, fields in rows)
-    ]
+def _min(after: Position | None) -> str:
+    return "-" if after is None else f"({after[0]}-{after[1]}"
+
+
+def _raw_entries(rows: Any) -> list[RawEntry]:
+    return [RawEntry(*_parse_id(row_id), fields[b"k"].decode(), fields[b"d"]) for row_id, fields in rows]
 
 
 @dataclass(eq=False)
@@ -169,7 +229,7 @@ class _Writer:
     """Appends of one event loop. All that wait while one script call is under way travel in the next."""
 
     client: redis.asyncio.Redis
-    waiting: dict[UUID, tuple[list[bytes | str], list[asyncio.Future[None]]]] = field(default_factory=dict)
+    waiting: dict[UUID, tuple[list[bytes | str], list[Done]]] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     digest: str = ""
     rung: dict[UUID, float] = field(default_factory=dict)
@@ -178,14 +238,14 @@ class _Writer:
     late: set[UUID] = field(default_factory=set)
     """Whose bell rings with the next script call, even if nothing is appended."""
 
-    def append(self, rollout_id: UUID, events: Sequence[Event]) -> "asyncio.Future[None]":
-        arguments, futures = self.waiting.setdefault(rollout_id, ([], []))
+    def append(self, rollout_id: UUID, events: Sequence[Event], done: Done) -> None:
+        waiting = self.waiting.get(rollout_id)
+        if waiting is None:
+            waiting = self.waiting[rollout_id] = ([], [])
         for kind, data in events:
-            arguments += (kind, dump_json(data))
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        futures.append(future)
+            waiting[0].extend((kind, dump_json(data)))
+        waiting[1].append(done)
         self._start()
-        return future
 
     def _start(self) -> None:
         if self.task is None or self.task.done():
@@ -202,11 +262,9 @@ class _Writer:
             late, self.late = self.late, set()
             bells = late | {rollout_id for rollout_id in batch if self._is_bell_due(rollout_id)}
             error = await self._send({rollout_id: arguments for rollout_id, (arguments, _) in batch.items()}, bells)
-            for future in (future for _, futures in batch.values() for future in futures if not future.done()):
-                if error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(None)
+            for _, dones in batch.values():
+                for done in dones:
+                    done(error)
 
     async def _send(self, batch: dict[UUID, list[bytes | str]], bells: set[UUID]) -> RedisError | None:
         """All in one script call: at 6,400 tokens a second a command for each would cost half a core."""
@@ -260,8 +318,17 @@ def _bell(rollout_id: UUID) -> tuple[str, bytes]:
     return layer._get_group_channel_name(f"rollout.{rollout_id.hex}"), layer.serialize(message)
 
 
-def _warn(future: "asyncio.Future[None]") -> None:
-    if not future.cancelled() and (error := future.exception()):
+def _settle(taken: "asyncio.Future[None]", error: RedisError | None) -> None:
+    if taken.done():
+        return
+    if error:
+        taken.set_exception(error)
+    else:
+        taken.set_result(None)
+
+
+def _warn(error: RedisError | None) -> None:
+    if error:
         logger.warning("The live log did not take an event", extra={"error": str(error)})
 
 

@@ -181,7 +181,7 @@ class Generation:
         texts = [decoder.push(token_id) for token_id in piece.ids]
         event = self._tokens_event(call, start, piece.ids, texts, piece.logprobs, version)
         end = len(call.sampled)
-        live.append_soon(rollout.id, [event]).add_done_callback(lambda future: journal(call, end, future))
+        live.append_soon(rollout.id, [event], lambda error: journal(call, end, error))
 
     def _tokens_event(
         self,
@@ -211,12 +211,10 @@ class Generation:
         return bool(piece.versions)
 
 
-def journal(call: LiveCall, end: int, future: "asyncio.Future[None]") -> None:
+def journal(call: LiveCall, end: int, error: RedisError | None) -> None:
     """The log has the tokens up to `end` (or cannot take them: then a reader must not wait for it)."""
-    if not future.cancelled() and isinstance(future.exception(), RedisError):
-        logger.warning(
-            "The live log did not take tokens", extra={"call": str(call.id), "error": str(future.exception())}
-        )
+    if error:
+        logger.warning("The live log did not take tokens", extra={"call": str(call.id), "error": str(error)})
     call.journaled = max(call.journaled, end)
     call.changed.fire()
 

@@ -54,6 +54,7 @@ class _Connection(asyncio.Protocol):
         self.pieces: list[bytes] = []
         self.size = 0
         self.is_complete = False
+        self.can_be_kept = False
         self.lost = False
         self.waiter: asyncio.Future[None] | None = None
 
@@ -96,6 +97,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.is_complete = True
+        self.can_be_kept = self.parser.should_keep_alive()  # only in this callback: after it the parser says False
 
     def close(self) -> None:
         if self.transport:
@@ -195,7 +197,7 @@ class HttpClient:
     def give_back(self, address: Address, connection: _Connection) -> None:
         idle = self._idle.setdefault(address, [])
         is_clean = connection.is_complete and not connection.lost and not connection.pieces
-        if is_clean and connection.parser.should_keep_alive() and len(idle) < MAX_KEPT:
+        if is_clean and connection.can_be_kept and len(idle) < MAX_KEPT:
             idle.append(connection)
         else:
             connection.close()

@@ -2,7 +2,8 @@
 
 From:  a signed-in browser (session cookie), checked again every RECHECK_S while connected.
 To:    gyre_web.watch.subscription, one task a stream.
-Holds: a doorbell group is joined before its log is read, so nothing falls between snapshot and bell;
+Holds: a doorbell group is joined before its log is read, so nothing falls between snapshot and bell; rollouts' logs
+       are read by one hub a process (gyre_web.watch.hub), whatever the number of sockets;
        a person who signed out, lost the account or the right is cut off with the reason as close code.
 Never: blocks the consumer's own loop on a slow reader, keeps more than one frame a stream.
 """
@@ -77,7 +78,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 task.cancel()
         await asyncio.gather(*(task for task in tasks if task is not current), return_exceptions=True)
         for subscription in self.subscriptions.values():
-            await self.channel_layer.group_discard(subscription.stream.group, self.channel_name)
+            await self._leave_group(subscription.stream)
         self.subscriptions.clear()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
@@ -94,7 +95,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.end(CloseCode.BAD_REQUEST, str(error))
 
     async def subscribe(self, stream: Stream, after: tuple[int, int] | None) -> None:
-        """Joins the doorbell first, then follows the log from `after`; a second subscribe replaces the first."""
+        """Follows the log from `after`, or an attempt's bell; a second subscribe replaces the first."""
         await self.unsubscribe(stream)
         if len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
             raise ProtocolError(f"A socket has at most {MAX_SUBSCRIPTIONS} subscriptions.")
@@ -105,7 +106,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
             return
         subscription = Subscription(stream=stream, send=self.send_message, after=after)
         self.subscriptions[str(stream)] = subscription
-        await self.channel_layer.group_add(stream.group, self.channel_name)
+        if stream.kind == "attempt":
+            await self.channel_layer.group_add(stream.group, self.channel_name)
         self.tasks[str(stream)] = asyncio.create_task(self._follow(subscription))
 
     async def unsubscribe(self, stream: Stream) -> None:
@@ -116,14 +118,17 @@ class LiveConsumer(AsyncWebsocketConsumer):
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await self.channel_layer.group_discard(stream.group, self.channel_name)
+        await self._leave_group(stream)
+
+    async def _leave_group(self, stream: Stream) -> None:
+        if stream.kind == "attempt":
+            await self.channel_layer.group_discard(stream.group, self.channel_name)
 
     async def doorbell(self, event: dict[str, Any]) -> None:
-        """Channel layer message {"type": "doorbell", "rollout" | "attempt": "<uuid>"}."""
-        for kind in ("rollout", "attempt"):
-            subscription = self.subscriptions.get(f"{kind}:{event.get(kind)}")
-            if subscription is not None:
-                subscription.ring()
+        """Channel layer message {"type": "doorbell", "attempt": "<uuid>"}. A rollout's bell rings at the hub."""
+        subscription = self.subscriptions.get(f"attempt:{event.get('attempt')}")
+        if subscription is not None:
+            subscription.ring()
 
     async def send_message(self, message: Message) -> None:
         """Waits while the connection's buffers are full: that is the back pressure of every subscription."""
@@ -153,7 +158,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await subscription.follow()
         except (TooSlow, TimeoutError):
             await self.end(CloseCode.TOO_SLOW, "No acknowledgement; connect again to go on.")
-        except (OSError, RedisError) as error:
+        except (OSError, RedisError, ValueError) as error:
             logger.warning("live subscription ended: %s", error, extra={"stream": str(subscription.stream)})
             await self.end(CloseCode.RESTART, "The live log cannot be read; connect again.")
 

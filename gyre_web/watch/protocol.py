@@ -68,7 +68,8 @@ class Events(TypedDict):
     op: Literal["events"]
     stream: str
     epoch: int
-    entries: list[tuple[int, str, dict[str, Any]]]
+    entries: list[tuple[int, str, Any]]
+    """[n, kind, data]"""
     lag: int
     """Entries of the log that are still behind this frame."""
 

@@ -1,25 +1,24 @@
 """One subscription of one socket: follows a live log and sends it in few, small, acknowledged frames.
 
-From:  environments.live (the ordered log), rung by the channel layer, reread by a timer because bells may be lost.
+From:  gyre_web.watch.hub, which reads the log; of an attempt, its bell.
 To:    the socket, through `send`, which waits while the connection is full.
-Holds: entries in order, each once; at most MAX_FRAMES_PER_S frames; never a second frame before the first was
+Holds: entries in order, each once; at most one frame a tick of the hub; never a second frame before the first was
        acknowledged; so memory is one page whatever the reader does.
-Never: decides on rights (gyre_web.watch.consumers does).
+Never: reads the log itself, decides on rights (gyre_web.watch.consumers does).
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import orjson
 
 from environments import live
+from gyre_web.watch.hub import PAGE_ENTRIES, hub
 from gyre_web.watch.protocol import Changed, Events, Message, Position, Reset, Stream, Subscribed
 
-FRAME_INTERVAL_S = 0.05
-REREAD_S = 2.0
-PAGE_ENTRIES = 500
 FRAME_BYTES = 256 * 1024
 SLOW_ENTRIES = 5000
 """A reader that took longer than SLOW_S for a frame and is this far behind jumps instead of paging."""
@@ -33,7 +32,7 @@ class TooSlow(Exception):
     """No acknowledgement for ACK_TIMEOUT_S: the socket is closed with 4008."""
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Subscription:
     stream: Stream
     send: Send
@@ -41,6 +40,24 @@ class Subscription:
     bell: asyncio.Event = field(default_factory=asyncio.Event)
     acked: asyncio.Event = field(default_factory=asyncio.Event)
     in_flight: Position | None = None
+    page: asyncio.Future[live.RawPage] | None = None
+    """What it waits for from the hub."""
+
+    @property
+    def rollout_id(self) -> UUID:
+        return self.stream.id
+
+    @property
+    def wants(self) -> bool:
+        return self.page is not None and not self.page.done()
+
+    def offer(self, page: live.RawPage) -> None:
+        if self.page is not None and self.wants and (page.entries or page.reset):
+            self.page.set_result(page)
+
+    def fail(self, error: Exception) -> None:
+        if self.page is not None and self.wants:
+            self.page.set_exception(error)
 
     def ring(self) -> None:
         self.bell.set()
@@ -52,7 +69,7 @@ class Subscription:
             self.acked.set()
 
     async def follow(self) -> None:
-        """Runs until cancelled, or returns after a `Reset`. The doorbell group was joined before."""
+        """Runs until cancelled, or returns after a `Reset`. Of an attempt, the doorbell group was joined before."""
         if self.stream.kind == "attempt":
             await self._follow_bell()
         else:
@@ -69,24 +86,28 @@ class Subscription:
     async def _follow_log(self) -> None:
         head = await live.head(self.stream.id)
         await self.send(Subscribed(op="subscribed", stream=str(self.stream), head=list(head) if head else None))
+        await hub().join(self)
+        try:
+            await self._send_pages()
+        finally:
+            await hub().leave(self)
+
+    async def _send_pages(self) -> None:
         waited_s = 0.0
         while True:
-            self.bell.clear()
-            page = await live.read(self.stream.id, self.after, PAGE_ENTRIES)
+            self.page = asyncio.get_running_loop().create_future()
+            hub().ring(self.rollout_id)  # a bell that rang while a frame was in flight was not for it
+            page = await self.page
             lag = await self._lag() if len(page.entries) >= PAGE_ENTRIES else 0
             if page.reset or (waited_s > SLOW_S and lag > SLOW_ENTRIES):
                 reason = Reset(op="reset", stream=str(self.stream), reason="trimmed" if page.reset else "slow", lag=lag)
                 await self.send(reason)
                 return
-            if page.entries:
-                started = time.monotonic()
-                await self._send_entries(page.entries, lag)
-                waited_s = time.monotonic() - started
-                await asyncio.sleep(max(0.0, FRAME_INTERVAL_S - waited_s))
-            else:
-                await self._wait_for_bell()
+            started = time.monotonic()
+            await self._send_entries(page.entries, lag)
+            waited_s = time.monotonic() - started
 
-    async def _send_entries(self, entries: list[live.Entry], lag: int) -> None:
+    async def _send_entries(self, entries: list[live.RawEntry], lag: int) -> None:
         """Sends a page as frames of one epoch and at most FRAME_BYTES; returns once the last is acknowledged."""
         for start, end in frame_bounds(entries):
             part = entries[start:end]
@@ -94,7 +115,7 @@ class Subscription:
                 op="events",
                 stream=str(self.stream),
                 epoch=part[0].epoch,
-                entries=[(entry.n, entry.kind, entry.data) for entry in part],
+                entries=[(entry.n, entry.kind, orjson.Fragment(entry.raw)) for entry in part],
                 lag=lag + len(entries) - end,
             )
             self.in_flight = (part[-1].epoch, part[-1].n)
@@ -114,19 +135,13 @@ class Subscription:
         after = self.after or (head[0], 0)
         return max(0, head[1] - after[1] - PAGE_ENTRIES) if head[0] == after[0] else 0
 
-    async def _wait_for_bell(self) -> None:
-        try:
-            await asyncio.wait_for(self.bell.wait(), REREAD_S)
-        except TimeoutError:
-            return
 
-
-def frame_bounds(entries: list[live.Entry]) -> list[tuple[int, int]]:
+def frame_bounds(entries: list[live.RawEntry]) -> list[tuple[int, int]]:
     """Cuts a page where the epoch changes and where a frame would pass FRAME_BYTES (one entry always fits)."""
     bounds: list[tuple[int, int]] = []
     start = size = 0
     for index, entry in enumerate(entries):
-        entry_bytes = len(orjson.dumps(entry.data))
+        entry_bytes = len(entry.raw)
         if index > start and (entry.epoch != entries[start].epoch or size + entry_bytes > FRAME_BYTES):
             bounds.append((start, index))
             start, size = index, 0

@@ -16,7 +16,7 @@ from environments import live
 from environments.models import Rollout
 from gyre_web.accounts.models import User
 from gyre_web.asgi import application
-from gyre_web.watch import consumers, subscription
+from gyre_web.watch import consumers, hub, subscription
 from gyre_web.watch.protocol import CloseCode
 from tests.gyre_web.watch.makers import make_rollout, make_user
 from tests.gyre_web.watch.sockets import WebsocketCommunicator
@@ -102,7 +102,7 @@ async def test_a_viewer_gets_what_is_there_and_then_what_comes():
 
 
 async def test_a_bell_brings_an_entry_long_before_the_reread(monkeypatch):
-    monkeypatch.setattr(subscription, "REREAD_S", 60.0)
+    monkeypatch.setattr(hub, "REREAD_S", 60.0)
     rollout = await rollout_row()
     stream = f"rollout:{rollout.pk}"
     communicator, _ = await connected()
@@ -114,8 +114,8 @@ async def test_a_bell_brings_an_entry_long_before_the_reread(monkeypatch):
 
 
 async def test_a_lost_bell_is_made_up_for_by_the_reread(monkeypatch):
-    monkeypatch.setattr(subscription, "REREAD_S", 0.05)
-    monkeypatch.setattr(consumers.LiveConsumer, "doorbell", lambda self, event: asyncio.sleep(0))
+    monkeypatch.setattr(hub, "REREAD_S", 0.05)
+    monkeypatch.setattr(hub.Hub, "_listen", lambda self: asyncio.sleep(0))
     rollout = await rollout_row()
     communicator, _ = await connected()
     await communicator.say(op="subscribe", stream=f"rollout:{rollout.pk}", after=None)
@@ -123,6 +123,34 @@ async def test_a_lost_bell_is_made_up_for_by_the_reread(monkeypatch):
     await append(rollout, 1)
     assert await collect(communicator, f"rollout:{rollout.pk}", 1) == [1]
     await communicator.disconnect()
+
+
+async def test_a_log_that_many_sockets_follow_is_read_once_a_tick(monkeypatch):
+    asked: list[int] = []
+    read_many = live.read_many
+
+    async def counting(places, limit):
+        asked.append(len(places))
+        return await read_many(places, limit)
+
+    monkeypatch.setattr(live, "read_many", counting)
+    rollouts = [await rollout_row() for _ in range(3)]
+    people = [(await connected())[0] for _ in range(4)]
+    for communicator in people:
+        for rollout in rollouts:
+            await communicator.say(op="subscribe", stream=f"rollout:{rollout.pk}", after=None)
+            assert (await communicator.hear())["op"] == "subscribed"
+    await asyncio.sleep(0.2)
+    asked.clear()
+    for rollout in rollouts:
+        await append(rollout, 2)
+    for communicator in people:
+        for _ in rollouts:
+            assert [entry[0] for entry in (await communicator.hear())["entries"]] == [1, 2]
+    assert max(asked) <= 3, "one read a log, not one a socket"
+    for communicator in people:
+        await communicator.disconnect()
+    assert not hub.hub().followers
 
 
 async def test_after_a_cut_it_goes_on_from_the_last_entry_without_loss_or_doubles():
