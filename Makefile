@@ -1,6 +1,7 @@
 # Two commands do all set-up on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 PY := .venv/bin/python
+HEAVY := engine or browser or docker or drill or harness or peer or gpu or slow
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo up test quick check bench drills install install-dev
@@ -12,11 +13,12 @@ demo: install   ## Set everything up, start Gyre, and start a real online-RL run
 up: install     ## Start Gyre without a run
 	$(PY) manage.py up
 
-test: install-dev  ## Everything this machine can test
-	$(PY) -m pytest
+test: install-dev  ## Everything this machine can test: the everyday suite on two cores, then what needs the machine
+	$(PY) -m pytest -n 2 -m "not ($(HEAVY))"
+	$(PY) -m pytest -m "$(HEAVY)"
 
 quick: install-dev ## The everyday suite, under three minutes
-	$(PY) -m pytest -m "not (engine or browser or docker or drill or harness or peer or gpu or slow)"
+	$(PY) -m pytest -n 2 -m "not ($(HEAVY))"
 
 check: install-dev ## Style, types, import direction, front end
 	.venv/bin/ruff check .

@@ -91,7 +91,7 @@ def latest_rewards(attempt: Attempt) -> dict[str, list[float]]:
     )
     rewards: dict[str, list[float]] = defaultdict(list)
     for family, reward in members.values_list("group__task__family", "rollout__reward")[:MEMBERS_LOOKED_AT]:
-        rewards[family].insert(0, reward)
+        rewards[family].insert(0, float(reward or 0.0))
     return rewards
 
 

@@ -145,7 +145,7 @@ def test_wrong_settings_are_all_named():
 
 
 def test_an_unknown_program_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidHarness, match=r"mini-swe-agent, command"):
+    with pytest.raises(InvalidHarness, match=r"known: mini-swe-agent, .*command"):
         check_settings("nano", {})
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from environments.rendering.chatml import ChatmlRenderer
 from environments.rendering.frames import Frames, Unproven, find_frames
+from environments.rendering.protocol import RendererError
 from environments.rendering.template import files_digest, load_template
 from environments.rendering.tokens import ModelTokenizer
 from environments.rendering.whole import WholeRenderer
@@ -166,7 +167,7 @@ def test_kinds_that_the_template_refuses_are_not_extended(tmp_path):
     user = {"role": "user", "content": "a"}
     assert renderer.extend([1, renderer.stop_token_ids[0]], {}, [user], []) is not None
     assert renderer.extend([1, renderer.stop_token_ids[0]], {}, [user, user], []) is None
-    with pytest.raises(ValueError, match="roles must alternate"):
+    with pytest.raises(RendererError, match="roles must alternate"):
         renderer.render([user, user], [])
 
 
