@@ -91,6 +91,10 @@ class Objective(Section):
     trained_roles: Literal["main", "with-summaries", "all"] = Field(
         "all", description="Whose tokens are trained: the main agent, also its summaries, also sub-agents and theirs."
     )
+    image_unavailable: Literal["exclude", "zero"] = Field(
+        "exclude",
+        description="A member whose image cannot be had: out of its group's baseline, or in it with the placeholder 0.",
+    )
 
 
 class Supervised(Section):

@@ -14,8 +14,9 @@ from uuid import UUID
 
 from environments.models import Node, Outcome, Rollout
 from training.advantages import batch_advantages, has_signal, overlong_penalty
-from training.config import RunConfig
+from training.config import Objective, RunConfig
 from training.models import Group, Member, OptimizerStep
+from training.scheduling.settling import placeholder_reward
 from training.selection import ROLE_ORDER, TRAINED_ROLES, NodeRecord, Purpose, Selection, build_record, select_samples
 from training.trainer import TrainRollout
 
@@ -53,7 +54,12 @@ class PolicyBatch:
         return [TrainRollout(samples=each.selection.samples, advantage=each.advantage) for each in self.members]
 
 
-def reason_to_exclude(member: Member) -> str:
+def reward_of(member: Member, objective: Objective) -> float | None:
+    """As judged or verified, or the placeholder where the run lets it count."""
+    return placeholder_reward(member.rollout.outcome, objective) if member.reward is None else member.reward
+
+
+def reason_to_exclude(member: Member, objective: Objective) -> str:
     """Why a member does not count; empty if it does."""
     rollout = member.rollout
     if member.disposition == Member.Disposition.EXCLUDED:
@@ -62,6 +68,8 @@ def reason_to_exclude(member: Member) -> str:
         return "dropped by a person"
     if rollout.state != Rollout.State.ENDED:
         return "still running when its group was trained"
+    if member.reward is None and reward_of(member, objective) is not None:
+        return ""
     if member.reward is None:
         return f"never scored: {rollout.get_outcome_display() or 'no outcome'}"
     by_person = member.effective_reward is not None or member.include == Member.Include.KEEP
@@ -77,7 +85,7 @@ def load_policy_batch(step: OptimizerStep, config: RunConfig) -> PolicyBatch:
     valid: dict[UUID, list[Member]] = defaultdict(list)
     excluded: list[tuple[Member, str]] = []
     for member in rows:
-        if reason := reason_to_exclude(member):
+        if reason := reason_to_exclude(member, config.objective):
             excluded.append((member, reason))
         else:
             valid[member.group_id].append(member)
@@ -95,7 +103,7 @@ def load_policy_batch(step: OptimizerStep, config: RunConfig) -> PolicyBatch:
 
 def shaped_reward(member: Member, config: RunConfig) -> float:
     """What the baseline and the advantage count: the effective reward, less a soft penalty for length (DAPO)."""
-    reward = float(member.reward or 0.0)
+    reward = float(reward_of(member, config.objective) or 0.0)
     if config.objective.overlong != "soft":
         return reward
     return reward + overlong_penalty(

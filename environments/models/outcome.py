@@ -27,6 +27,14 @@ class Outcome(models.TextChoices):
         """Counts in its group's mean and deviation. A verifier error never does: it is not a zero."""
         return self in SCORED
 
+    @property
+    def placeholder_reward(self) -> float | None:
+        """What stands in the place of a reward where nothing could be evaluated. Never the row's own `reward`.
+
+        A run may let it count (objective.image_unavailable); by default it is out of the baseline.
+        """
+        return 0.0 if self == Outcome.IMAGE_UNAVAILABLE else None
+
 
 SCORED = frozenset(
     {

@@ -8,6 +8,7 @@ from django.core.management import CommandError, call_command
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from environments.models import Rollout
 from tests.training.attempts import make_attempt, make_demonstrations, make_rollout, request_step
 from training import trainer_process
 from training.models import Attempt, Checkpoint, Group, Member, Metric, OptimizerStep, Version
@@ -106,6 +107,21 @@ def test_a_verifier_error_leaves_mean_and_deviation_and_is_excluded_with_its_rea
     assert [member.advantage for member in others] == pytest.approx([0.5**0.5, -(0.5**0.5)])
     attempt.refresh_from_db()
     assert attempt.consumed_rollouts == 6
+
+
+@pytest.mark.parametrize(
+    ("wish", "advantages"), [("exclude", [0.5**0.5, -(0.5**0.5)]), ("zero", [2 / 3**0.5, -1 / 3**0.5])]
+)
+def test_an_image_that_cannot_be_had_moves_the_baseline_only_where_the_run_says_so(tmp_path, wish, advantages):
+    attempt = make_attempt(tmp_path, objective={"image_unavailable": wish})
+    loop = warm(attempt)
+    request_step(attempt, 1, rewards=((1, 0, None), (1, 0, 0)))
+    Rollout.objects.filter(outcome="verifier_error").update(outcome="image_unavailable")
+    loop.turn()
+    missing = Member.objects.get(rollout__outcome="image_unavailable")
+    assert (missing.disposition == "excluded") == (wish == "exclude")
+    others = Member.objects.filter(group=missing.group).exclude(pk=missing.pk).order_by("slot")
+    assert [member.advantage for member in others] == pytest.approx(advantages)
 
 
 def test_a_persons_reward_is_what_is_trained_and_a_dropped_member_is_not(tmp_path):

@@ -24,6 +24,7 @@ from training.scheduling.settling import (
     MemberView,
     build_group_change,
     build_member_changes,
+    placeholder_reward,
 )
 
 IN_FLIGHT = (Group.State.OPEN, Group.State.READY, Group.State.HELD)
@@ -40,6 +41,8 @@ def load_views(attempt: Attempt, config: RunConfig, groups: Iterable[Group]) -> 
     )  # fmt: skip
     for group_id, pk, slot, refill, rollout_id, state, outcome, reward, override, include, disposition, *rest in rows:
         hold, hold_until, flags = rest
+        judged = reward if override is None else override
+        placeholder = None if judged is not None else placeholder_reward(outcome, config.objective)
         view = MemberView(
             id=pk,
             slot=slot,
@@ -47,13 +50,14 @@ def load_views(attempt: Attempt, config: RunConfig, groups: Iterable[Group]) -> 
             rollout_id=rollout_id,
             ended=state == Rollout.State.ENDED,
             outcome=outcome,
-            reward=reward if override is None else override,
+            reward=judged if placeholder is None else placeholder,
             overridden=override is not None,
             include=include,
             disposition=disposition,
             hold=hold,
             hold_until=hold_until,
             flagged=bool(flags),
+            placeholder=placeholder is not None,
         )
         members[group_id].append(view)
     return {

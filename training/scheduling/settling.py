@@ -13,10 +13,16 @@ from typing import Literal
 from uuid import UUID
 
 from environments.models import Outcome
-from training.config import ReviewGate, Schedule
+from training.config import Objective, ReviewGate, Schedule
 from training.models import Group, Member
 
 MAX_REFILLS = 2
+
+
+def placeholder_reward(outcome: str, objective: Objective) -> float | None:
+    """The reward of what could not be evaluated, where the run lets it count; None: it does not."""
+    counts = bool(outcome) and objective.image_unavailable == "zero"
+    return Outcome(outcome).placeholder_reward if counts else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +44,13 @@ class MemberView:
     hold_until: datetime | None
     """Set once the review gate held it, and kept: a member is gated once."""
     flagged: bool
+    placeholder: bool = False
+    """Nothing could be evaluated, and the run lets the placeholder count as its reward."""
 
     @property
     def is_scored(self) -> bool:
         """Counts in the baseline: its outcome does, or a person gave it a reward."""
-        by_person = self.overridden or self.include == Member.Include.KEEP
+        by_person = self.overridden or self.include == Member.Include.KEEP or self.placeholder
         return self.reward is not None and (by_person or (bool(self.outcome) and Outcome(self.outcome).in_baseline))
 
     @property

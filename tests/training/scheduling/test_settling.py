@@ -6,9 +6,15 @@ from uuid import UUID
 import pytest
 
 from environments.models import Outcome
-from training.config import ReviewGate, Schedule
+from training.config import Objective, ReviewGate, Schedule
 from training.models import Group
-from training.scheduling.settling import GroupView, MemberView, build_group_change, build_member_changes
+from training.scheduling.settling import (
+    GroupView,
+    MemberView,
+    build_group_change,
+    build_member_changes,
+    placeholder_reward,
+)
 
 START = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
 
@@ -69,6 +75,16 @@ def test_what_could_not_be_scored_is_excluded_with_its_reason_never_a_zero(outco
     [only] = changes(group(member(0), member(1), member(2, outcome=outcome, reward=None)))
     assert (only.member_id, only.kind) == (2, "excluded")
     assert Outcome(outcome).label in only.reason
+
+
+def test_a_placeholder_counts_only_where_the_run_says_so():
+    assert placeholder_reward("image_unavailable", Objective()) is None
+    assert placeholder_reward("image_unavailable", Objective(image_unavailable="zero")) == 0.0
+    assert placeholder_reward("verifier_error", Objective(image_unavailable="zero")) is None
+    placed = member(2, outcome="image_unavailable", reward=0.0, placeholder=True)
+    assert changes(group(member(0), member(1), placed)) == []
+    decision = change(group(member(0), member(1), placed))
+    assert (decision.state, decision.no_signal) == (Group.State.READY, False)
 
 
 def test_an_excluded_member_is_refilled_twice_and_no_more():
