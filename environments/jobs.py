@@ -12,6 +12,7 @@ from celery import shared_task
 from celery.signals import worker_shutting_down
 
 from environments import rollouts
+from environments.models import Image
 
 STOP = threading.Event()
 """Set when this worker is to end: its drivers give their leases back and leave the sandboxes running."""
@@ -26,6 +27,15 @@ def owner() -> str:
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _stop_driving(**_: Any) -> None:
     STOP.set()
+
+
+@shared_task(name="environments.jobs.make_image", ignore_result=True)  # type: ignore[untyped-decorator]
+def make_image(image_id: str) -> None:
+    from environments.images.wishes import make
+
+    image = Image.objects.filter(pk=UUID(image_id)).first()
+    if image is not None:
+        make(image, STOP)
 
 
 @shared_task(name="environments.jobs.run_rollout", ignore_result=True)  # type: ignore[untyped-decorator]

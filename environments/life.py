@@ -24,17 +24,22 @@ from django.utils import timezone
 from environments import leases, live
 from environments.config import Budgets
 from environments.driving import RENEW_SANDBOX_S, Drive, End
+from environments.egress.opening import open_for, remove_for
+from environments.egress.proxy import Proxy
+from environments.egress.record import find_network_flags
 from environments.harnesses import HARNESSES, HarnessMissing, InvalidHarness
+from environments.images.errors import ImageUnavailable
 from environments.leases import Lease, LeaseLost
 from environments.models import Outcome, Rollout, Sandbox, Session
 from environments.sandboxes import Handle, SandboxError, Sandboxes, get_sandboxes
-from environments.starting import ImageMissing, build_launch, build_limits, choose_kind, find_image
+from environments.starting import build_launch, build_limits, choose_kind, find_image
 from environments.tasksets.harbor import start_tree
 from environments.verification import Assessment, Interrupted, Verdict, verify
 from environments.work_product import build_diff, find_flags
 
 MAX_SETUP_FAILURES = 3
 SETUP_PAUSE_S = 0.5
+NOTEWORTHY_WAIT_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +86,16 @@ class Life:
         self.rollout = Rollout.objects.select_related("task", "harness").get(pk=lease.rollout_id)
         self.budgets = Budgets.model_validate(self.rollout.budgets)
         self.is_resumed = False
+        self.egress: Proxy | None = None
         self.sandboxes: Sandboxes = get_sandboxes(choose_kind(self.rollout.task, self.rollout.sandboxing))
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._close_egress()
+
+    def _run(self) -> None:
         handle = self._find_sandbox()
         if self.rollout.state == Rollout.State.VERIFYING:
             if handle is None:
@@ -94,6 +106,8 @@ class Life:
         self.is_resumed = handle is not None
         if handle is None:
             handle = self._start()
+        else:
+            self._open_egress()
         if handle is not None:
             self._drive(handle)
 
@@ -122,8 +136,13 @@ class Life:
         while self.rollout.setup_failures < MAX_SETUP_FAILURES:
             try:
                 return self._launch()
-            except ImageMissing as error:
-                self._end(_Result(outcome=Outcome.IMAGE_UNAVAILABLE, error=str(error)))
+            except ImageUnavailable as error:
+                task = self.rollout.task
+                message = f"Task {task.name} needs the image {task.image or 'of this machine'}. {error}"
+                self._end(_Result(outcome=Outcome.IMAGE_UNAVAILABLE, error=message))
+                return None
+            except _Cancelled:
+                self._end(_Result(outcome=Outcome.CANCELLED))
                 return None
             except InvalidHarness as error:
                 self._set(setup_failures=MAX_SETUP_FAILURES, error=str(error))
@@ -165,7 +184,8 @@ class Life:
         image = self._find_image()
         session = Session.objects.create(rollout=self.rollout)
         try:
-            handle = self.sandboxes.launch(build_launch(self.rollout, session, self.budgets, image))
+            launch = build_launch(self.rollout, session, self.budgets, image, self._open_egress())
+            handle = self.sandboxes.launch(launch)
         except (SandboxError, InvalidHarness, HarnessMissing, OSError):
             self._finish_sessions()
             raise
@@ -177,10 +197,39 @@ class Life:
         return handle
 
     def _find_image(self) -> str | None:
-        """Id of the image that this kind of sandbox starts from; None: it has none. Raises ImageMissing."""
+        """Id of the image that this kind of sandbox starts from; None: it has none. Raises ImageUnavailable.
+
+        An image may take minutes to be made; that is no time of the rollout.
+        """
         if self.sandboxes.kind != Sandbox.Kind.DOCKER:
             return None
-        return find_image(self.rollout.task)
+        began = timezone.now()
+        try:
+            image = find_image(self.rollout.task, stop=self.stop, keep_alive=self._beat)
+        except InterruptedError:
+            raise Interrupted from None
+        waited = timezone.now() - began
+        if waited.total_seconds() > NOTEWORTHY_WAIT_S:
+            self._set(started_at=(self.rollout.started_at or began) + waited)
+        return image
+
+    def _beat(self) -> None:
+        """While an image is made. Raises LeaseLost, _Cancelled."""
+        if leases.WATCH.look(self.lease).cancel_requested:
+            raise _Cancelled
+
+    # ---- network
+
+    def _open_egress(self) -> Path | None:
+        """The socket of its proxy, where its task names hosts and its kind of sandbox can have one."""
+        if self.egress is None and self.sandboxes.kind == Sandbox.Kind.DOCKER:
+            self.egress = open_for(self.rollout)
+        return self.egress.path if self.egress is not None else None
+
+    def _close_egress(self) -> None:
+        if self.egress is not None:
+            self.egress.close()
+            self.egress = None
 
     def _finish_sessions(self) -> None:
         self.rollout.sessions.filter(finished_at=None).update(finished_at=timezone.now())
@@ -222,7 +271,9 @@ class Life:
         """Keep the work product, then grade it where the outcome is scored."""
         self._finish_sessions()
         start = start_tree(Path(self.rollout.task.directory)) or self.sandboxes.start_tree(handle.row.image)
-        flags = [flag.to_json() for flag in find_flags(start, handle.work_tree, handle.logs, end.output)]
+        self._close_egress()
+        found = find_flags(start, handle.work_tree, handle.logs, end.output)
+        flags = [flag.to_json() for flag in [*found, *find_network_flags(self.rollout.pk)]]
         self._set(
             state=Rollout.State.VERIFYING,
             outcome=end.outcome,
@@ -294,6 +345,7 @@ class Life:
         self._finish_sessions()
         ended_at = timezone.now()
         self._set(state=Rollout.State.ENDED, ended_at=ended_at, lease_expires_at=None, **fields)
+        remove_for(self.rollout.pk)
         self.rollout.sandboxes.update(lease_expires_at=ended_at)  # who is killed from here on leaves them to the reaper
         if handle is None:
             return

@@ -5,10 +5,15 @@ To:    environments.sandboxes.
 Never: starts anything.
 """
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from django.db import connection
+
 from environments.config import Budgets
+from environments.egress.rules import wants_network
 from environments.harnesses import Assignment, HarnessMissing, HarnessProgram, check_settings, get_program
 from environments.harnesses.base import HARNESS_DIRECTORY
 from environments.harnesses.bundles import write_bundle
@@ -22,30 +27,30 @@ DEFAULT_STORAGE_MB = 2048
 MAX_PROCESSES = 256
 
 
-class ImageMissing(Exception):
-    """Boundary: sandbox. The image that a task needs is not to be had; the text says what to do."""
+def find_image(task: Task, *, stop: threading.Event, keep_alive: Callable[[], None] = lambda: None) -> str:
+    """Id of the task's image, which is on this host when this returns: built or pulled meanwhile.
 
+    Raises ImageUnavailable, InterruptedError (stop was set), and what keep_alive raises.
+    """
+    from environments.images.ensure import ensure_image, want_image  # the engine's client takes a moment to import
 
-def find_image(task: Task) -> str:
-    """Id of the task's image on this host. Raises ImageMissing."""
-    from environments.sandboxes import engine_client  # its imports take a moment
-
-    found = engine_client.find_image(task.image) if task.image else None
-    if found is None:
-        wanted = task.image or "a base image"
-        raise ImageMissing(f"Task {task.name} needs {wanted}, which is not on this host; load it with docker pull.")
-    return found
+    image = want_image(task)
+    connection.close()
+    return ensure_image(image, stop=stop, keep_alive=keep_alive)
 
 
 def choose_kind(task: Task, wanted: str) -> Sandbox.Kind:
-    """auto: a container for a task that needs an image, else the lighter process sandbox."""
+    """auto: a container for a task that needs an image or a network, else the lighter process sandbox."""
     if wanted == Rollout.Sandboxing.AUTO:
-        return Sandbox.Kind.DOCKER if task.image else Sandbox.Kind.PROCESS
+        needs_container = bool(task.image) or wants_network(task.settings.get("environment") or {})
+        return Sandbox.Kind.DOCKER if needs_container else Sandbox.Kind.PROCESS
     return Sandbox.Kind(wanted)
 
 
-def build_launch(rollout: Rollout, session: Session, budgets: Budgets, image: str | None = None) -> Launch:
-    """Raises InvalidHarness, HarnessMissing. image: id of the task's image, for docker sandboxes."""
+def build_launch(
+    rollout: Rollout, session: Session, budgets: Budgets, image: str | None = None, egress: Path | None = None
+) -> Launch:
+    """Raises InvalidHarness, HarnessMissing. image, egress: id of the task's image, its proxy; docker sandboxes only."""
     program = get_program(rollout.harness.program)
     check_version(rollout.harness, program)
     assignment = Assignment(instruction=rollout.task.instruction, session_key=session.key)
@@ -65,6 +70,7 @@ def build_launch(rollout: Rollout, session: Session, budgets: Budgets, image: st
         timeout_s=wall_time_s(rollout.task, budgets),
         limits=build_limits(rollout.task),
         image=image,
+        egress=egress,
     )
 
 

@@ -72,6 +72,9 @@ STATES: dict[str, Glyph] = {
     "image_unavailable": Glyph(shape="cross", tone="bad"),
     "verifier_error": Glyph(shape="triangle", tone="bad"),
     "lost": Glyph(shape="cross", tone="bad"),
+    # images
+    "wanted": Glyph(shape="ring"),
+    "building": Glyph(shape="half", tone="accent", live=True),
     # groups, members
     "open": Glyph(shape="ring", tone="accent"),
     "ready": Glyph(shape="dot", tone="accent"),

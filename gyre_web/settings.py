@@ -95,6 +95,15 @@ GATEWAY_SOCKET_DIR = RUNTIME_DIR / "gateway"
 """Directory bound into sandboxes; holds only gateway sockets, `gateway.sock` among them."""
 WARM_SANDBOXES = env_int("GYRE_WARM_SANDBOXES", 4)
 """Most docker sandboxes that a worker keeps prepared beyond those in use; 0: none."""
+IMAGE_STAND_INS = env_list("GYRE_IMAGE_STAND_INS", [])
+"""Names of images (debian, ubuntu, python) for which the local base image stands in where no registry has them. A task
+is then not what its author meant: off unless named, and shown on everything that was built so."""
+IMAGE_BUILD_NETWORK = env_str("GYRE_IMAGE_BUILD_NETWORK")
+"""Network of a build's RUN steps, as the engine names it (`none`, `host`, ...); empty: the engine's default."""
+EGRESS_ANY = env_bool("GYRE_EGRESS_ANY", False)
+"""Tasks that ask for the whole internet (allow_internet without allowed_hosts) get all of it that is public."""
+EGRESS_PRIVATE = env_list("GYRE_EGRESS_PRIVATE", [])
+"""Private addresses (10.1.2.0/24, ...) that names in allowed_hosts may lead to; without it none, whatever a task says."""
 GATEWAY_PORT = env_int("GYRE_GATEWAY_PORT", 0)
 """TCP port for clients outside sandboxes; 0: none."""
 

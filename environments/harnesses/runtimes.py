@@ -31,7 +31,7 @@ NODE_DIRECTORY = "/gyre/node"
 NODE = f"{NODE_DIRECTORY}/bin/node"
 NODE_VERSION = "22.23.5"
 """The Node of bundles that name no other: a release line that every packaged program accepts."""
-FORMAT = 3
+FORMAT = 4
 LEFT_OUT = (
     "site-packages",
     "dist-packages",
@@ -153,16 +153,23 @@ def _bring_libraries(aside: Path, program: Path, modules: Iterable[Path], mounte
     loader, libraries = read_libraries(program)
     for module in modules:
         libraries |= read_libraries(module)[1]
-        if _run([_patchelf(), "--print-rpath", str(module)]).strip():
-            _run([_patchelf(), "--remove-rpath", str(module)])  # else the program's own search path does not count
+        _forget_search_path(module)
     home = next((path.parent for path in libraries if path.name.startswith("libc.so")), None)
     libraries |= {home / name for name in UNLISTED if home is not None and (home / name).exists()}
     target = aside / "lib"
     target.mkdir(exist_ok=True)
     for library in (*libraries, loader):
         shutil.copy2(library.resolve(), target / library.name)
+        if library != loader:
+            _forget_search_path(target / library.name)
     patch = [_patchelf(), "--set-interpreter", f"{mounted_at}/lib/{loader.name}"]
     _run([*patch, "--force-rpath", "--set-rpath", f"{mounted_at}/lib", str(program)])
+
+
+def _forget_search_path(binary: Path) -> None:
+    """A library with a search path of its own (of the machine it was built on) ignores the program's."""
+    if _run([_patchelf(), "--print-rpath", str(binary)]).strip():
+        _run([_patchelf(), "--remove-rpath", str(binary)])
 
 
 def read_libraries(binary: Path) -> tuple[Path, set[Path]]:

@@ -1,9 +1,11 @@
 """The rows of this room, one module a noun. Foreign keys point down or sideways, never to `training`."""
 
 from environments.models.call import Call
+from environments.models.egress import EgressRequest
 from environments.models.engine import Engine
 from environments.models.fork import Fork
 from environments.models.harness import Harness
+from environments.models.image import Image
 from environments.models.message_text import MessageText
 from environments.models.model import Model
 from environments.models.node import Node
@@ -16,9 +18,11 @@ from environments.models.taskset import TaskSet
 
 __all__ = [
     "Call",
+    "EgressRequest",
     "Engine",
     "Fork",
     "Harness",
+    "Image",
     "MessageText",
     "Model",
     "Node",

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from environments.egress.rules import parse_rule
 
 COMPOSE_NAMES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 MAX_INSTRUCTION_BYTES = 1 << 20
@@ -70,6 +72,15 @@ class EnvironmentSection(_Section):
     storage_mb: int | None = Field(None, gt=0)
     gpus: int = Field(0, ge=0)
     allow_internet: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    """Names the sandbox may reach (docker only): `pypi.org`, `*.example.org`, `example.org:8443`."""
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            parse_rule(host)
+        return hosts
 
 
 class TaskToml(_Section):

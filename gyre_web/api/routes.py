@@ -12,13 +12,14 @@ from django.shortcuts import get_object_or_404
 from ninja import NinjaAPI, Query, Schema, Status
 
 from environments.forks import ForkRefused
-from environments.models import Node, Rollout
+from environments.models import Image, Node, Rollout
 from gyre_web.accounts.models import User
 from gyre_web.api import present, schemas
 from gyre_web.api.auth import BrowserAuth, TokenAuth, access
 from gyre_web.api.data_routes import router as data_router
 from gyre_web.api.tasksets import router as tasksets_router
 from gyre_web.audit.services import record
+from gyre_web.catalog.images import list_images
 from gyre_web.runs.rollout_filter import NAMES, apply_filter, order, parse_filter, rollouts_of
 from gyre_web.runs.selectors import RunFilter, latest_attempt, list_runs
 from gyre_web.watch.services import start_forks
@@ -198,6 +199,27 @@ def fork_rollout(request: HttpRequest, rollout_id: UUID, body: schemas.ForkIn) -
     except ForkRefused as refused:
         return Status(422, {"detail": str(refused)})
     return Status(201, [present.rollout_out(fork) for fork in forks])
+
+
+@api.get("/rollouts/{uuid:rollout_id}/network", response=list[schemas.EgressRequestOut], tags=["rollouts"])
+def get_network(request: HttpRequest, rollout_id: UUID) -> Any:
+    """What its sandbox asked of the network, in order of time, whether it was let through or not."""
+    access(request, User.Role.VIEWER)
+    return get_object_or_404(Rollout, pk=rollout_id).egress_requests.all()
+
+
+@api.get("/images", response=list[schemas.ImageOut], tags=["images"])
+def get_images(request: HttpRequest) -> Any:
+    """Images that hosts have or are making, those being made first."""
+    access(request, User.Role.VIEWER)
+    return list_images()
+
+
+@api.get("/images/{uuid:image_id}", response=schemas.ImageDetail, tags=["images"])
+def get_image(request: HttpRequest, image_id: UUID) -> Image:
+    """One image with the log of its making."""
+    access(request, User.Role.VIEWER)
+    return get_object_or_404(Image, pk=image_id)
 
 
 @api.get("/rollouts/{uuid:rollout_id}/nodes", response=list[schemas.NodeOut], tags=["rollouts"])

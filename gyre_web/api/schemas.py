@@ -147,6 +147,39 @@ class RolloutDetail(RolloutOut):
     budgets: dict[str, Any]
 
 
+class ImageOut(Schema):
+    id: UUID
+    reference: str
+    host: str
+    origin: str
+    state: str
+    image_id: str
+    digest: str
+    size_bytes: int | None
+    stand_ins: dict[str, str]
+    error: str
+    created_at: datetime
+    started_at: datetime | None
+    built_at: datetime | None
+    last_used_at: datetime | None
+
+
+class ImageDetail(ImageOut):
+    log: str
+
+
+class EgressRequestOut(Schema):
+    at: datetime
+    method: str
+    host: str
+    port: int
+    verdict: str
+    reason: str
+    sent_bytes: int
+    received_bytes: int
+    duration_s: float | None
+
+
 class NodeOut(Schema):
     index: int
     parent: int | None

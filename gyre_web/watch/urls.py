@@ -16,6 +16,7 @@ urlpatterns = [
     path("rollouts/<uuid:rollout_id>/terminal", views.terminal, name="terminal"),
     path("rollouts/<uuid:rollout_id>/changes", views.changes, name="changes"),
     path("rollouts/<uuid:rollout_id>/verifier", views.verifier, name="verifier"),
+    path("rollouts/<uuid:rollout_id>/network", views.network, name="network"),
     path("rollouts/<uuid:rollout_id>/raw", views.raw, name="raw"),
     path("rollouts/<uuid:rollout_id>/calls/<int:index>/request", views.call_request, name="request"),
     path("rollouts/<uuid:rollout_id>/fork", views.fork, name="fork"),

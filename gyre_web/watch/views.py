@@ -21,6 +21,7 @@ from gyre_web.accounts.models import User
 from gyre_web.review.models import Label
 from gyre_web.review.selectors import describe_labels
 from gyre_web.watch import selectors, services, tokens, wall
+from gyre_web.watch.network import load_network
 from training.models import Run
 
 MAX_WINDOW_NODES = 200
@@ -170,6 +171,11 @@ def changes(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
 @data_view
 def verifier(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
     return json_response(selectors.load_verifier(access_rollout(rollout_id)))
+
+
+@data_view
+def network(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
+    return json_response(load_network(access_rollout(rollout_id)))
 
 
 @data_view

@@ -2,7 +2,7 @@
 
 import pytest
 
-from environments.models import Model, Rollout, Task
+from environments.models import Image, Model, Rollout, Task
 from gyre_web.accounts.models import User
 from tests.gyre_web.factories import make_run, make_user
 from training.models import Group
@@ -25,6 +25,8 @@ READ = [
     ("/exports", "viewer"),
     ("/runs/{run}/metrics.csv", "viewer"),
     ("/harnesses", "viewer"),
+    ("/images", "viewer"),
+    ("/images/{image}", "viewer"),
     ("/cluster", "viewer"),
     ("/account", "viewer"),
     ("/api/docs", "viewer"),
@@ -43,6 +45,7 @@ WRITE = [
     ("/runs/{run}/steer", {"wanted": "pause"}, "operator"),
     ("/rollouts/{rollout}/fork", {}, "operator"),
     ("/tasks/{task}/try", {"harness": "none"}, "operator"),
+    ("/images/{image}/rebuild", {}, "operator"),
     ("/people/{person}/link", {}, "admin"),
     ("/people/{person}/change", {"role": "viewer"}, "admin"),
 ]
@@ -58,6 +61,7 @@ def names(db):
         "task": Task.objects.first().pk,
         "rollout": Rollout.objects.first().pk,
         "person": make_user("somebody", "viewer").pk,
+        "image": Image.objects.create(reference="gyre-task:1", host="h", origin="built").pk,
     }
 
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** What of the view is in the address: ?tab=tokens&lens=advantage&at=n417.1203&branch=902. Pure. */
 
-export const TABS = ["conversation", "tokens", "terminal", "changes", "verifier", "timeline", "raw"];
+export const TABS = ["conversation", "tokens", "terminal", "changes", "verifier", "network", "timeline", "raw"];
 
 /** @typedef {{tab: string, lens: string, node: number|null, token: number|null, branch: string|null}} View */
 

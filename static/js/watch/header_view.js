@@ -42,6 +42,9 @@ function rewardOf(rollout, member) {
     const was = rollout.reward === null ? "not scored" : decimal(rollout.reward, 2);
     return h("span", null, "reward ", h("strong", null, decimal(override, 2)), h("span", { class: "faint" }, ` (a person; verifier ${was})`));
   }
+  if (rollout.outcome === "image_unavailable") {
+    return h("span", { class: "faint", title: "Nothing was evaluated. Whether the placeholder counts is a setting of the run: objective.image_unavailable." }, "placeholder 0, not a reward");
+  }
   if (rollout.reward === null || rollout.reward === undefined) {
     return h("span", { class: "faint", title: "Never scored is not 0." }, rollout.state === "ended" ? "not scored" : "no reward yet");
   }

@@ -2,7 +2,10 @@
 /** Loads and keeps the tabs beside conversation and tokens. */
 
 import { getJson } from "./dom.js";
+import { drawNetwork } from "./network_panel.js";
 import { appendTerminal, drawChanges, drawError, drawLoading, drawRaw, drawRequest, drawTerminal, drawTimeline, drawVerifier } from "./panels.js";
+
+const NETWORK_MS = 3000;
 
 export class SidePanels {
   /** @param {import("./rollout_page.js").RolloutPage} page */
@@ -14,15 +17,17 @@ export class SidePanels {
     /** @type {[number, number]|null} what of the live log the open panel shows */
     this.position = null;
     this.generation = 0;
+    this.timer = 0;
   }
 
-  /** @param {string} tab */
-  async show(tab) {
+  /** @param {string} tab @param {boolean} [again] what is shown stays until the new is there */
+  async show(tab, again = false) {
     this.tab = tab;
+    clearTimeout(this.timer);
     const generation = ++this.generation;
     const root = this.page.panel;
     root.dataset.tab = tab;
-    drawLoading(root);
+    if (!again) drawLoading(root);
     try {
       const query = tab === "raw" ? `?from=${this.rawFirst}&count=10` : "";
       const data = await getJson(`${this.page.base}/${tab}${query}`);
@@ -42,6 +47,7 @@ export class SidePanels {
       });
     } else if (tab === "changes") drawChanges(root, data);
     else if (tab === "verifier") drawVerifier(root, data);
+    else if (tab === "network") drawNetwork(root, data);
     else if (tab === "timeline") drawTimeline(root, data, (node) => this.page.selection.select(node, null));
     else {
       drawRaw(root, data, (first) => {
@@ -50,6 +56,11 @@ export class SidePanels {
       });
     }
     if (data.source === "live") this.outputCame();
+    if (tab === "network" && data.live) {
+      this.timer = window.setTimeout(() => {
+        if (this.page.view.tab === "network") void this.show("network", true);
+      }, NETWORK_MS);
+    }
   }
 
   /** Appends what came since; while the panel is at its bottom it stays there. */

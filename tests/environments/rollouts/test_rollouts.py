@@ -101,7 +101,7 @@ def test_the_gateways_ending_wins_over_the_exit_code(make_rollout):
 
 def test_a_task_that_needs_an_image_is_refused_by_name(make_rollout):
     rollout = make_rollout()
-    rollout.task.image = "debian:12"
+    rollout.task.image = "127.0.0.1:9/debian:12"
     rollout.task.save()
     drive(rollout)
     assert (rollout.outcome, rollout.reward) == ("image_unavailable", None)

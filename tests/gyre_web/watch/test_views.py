@@ -25,7 +25,7 @@ from tests.gyre_web.watch.world import build_world, end_world, train_world
 
 pytestmark = pytest.mark.django_db
 
-DATA_PAGES = ("snapshot", "nodes", "find", "timeline", "terminal", "changes", "verifier", "raw")
+DATA_PAGES = ("snapshot", "nodes", "find", "timeline", "terminal", "changes", "verifier", "network", "raw")
 
 
 def client_of(role: str) -> Client:
@@ -260,3 +260,31 @@ def test_neighbours_are_of_the_same_pool():
     page = client_of("viewer").get(reverse("watch:rollout", args=[first.pk])).content.decode()
     assert f'data-next="{second.pk}"' in page
     assert str(other.pk) not in page
+
+
+def test_the_network_tab_says_what_may_be_reached_and_what_was_asked_for():
+    rollout = make_rollout()
+    client = client_of("viewer")
+    assert get(client, "network", rollout.pk)["allowed"] == []
+    rollout.task.settings = {"environment": {"allowed_hosts": ["site.test", "*.other.test:8443"]}}
+    rollout.task.save()
+    for number, verdict in enumerate(("allowed", "denied")):
+        rollout.egress_requests.create(
+            at=rollout.created_at, method="CONNECT", host="site.test", port=443 + number, verdict=verdict
+        )
+
+    found = get(client, "network", rollout.pk)
+
+    assert found["allowed"] == ["site.test", "*.other.test:8443"]
+    assert (found["number"], found["denied"], found["live"]) == (2, 1, rollout.is_live)
+    assert [(one["port"], one["verdict"]) for one in found["requests"]] == [(443, "allowed"), (444, "denied")]
+
+
+def test_a_task_that_asks_for_the_whole_internet_is_told_that_it_has_none(settings):
+    rollout = make_rollout()
+    rollout.task.settings = {"environment": {"allow_internet": True}}
+    rollout.task.save()
+    client = client_of("viewer")
+    assert "GYRE_EGRESS_ANY" in get(client, "network", rollout.pk)["wish"]
+    settings.EGRESS_ANY = True
+    assert get(client, "network", rollout.pk)["allowed"] == ["every public host"]
