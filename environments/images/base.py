@@ -4,7 +4,7 @@ From:  the package sources that apt uses here; debootstrap.
 To:    gyre-base:<release>-<digest of the recipe> in the container engine.
 Holds: a small Debian with Python, git, curl and certificates; no source is written down here.
 Never: runs without being asked: by name (`gyre-base`), or by the operator's setting (GYRE_IMAGE_STAND_INS).
-Cost:  about 35 s and 350 MB (7-facts).
+Cost:  a minute or two, and 250 MB (docs/log.md).
 """
 
 import hashlib
