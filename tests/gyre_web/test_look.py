@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from django.conf import settings
 
 from environments.models import Call, Engine, Outcome, Rollout
@@ -70,6 +71,17 @@ def test_no_template_has_inline_style_or_script():
         assert "<style" not in text, path
         assert not re.search(r"\son[a-z]+=", text), path
         assert not re.search(r"<script(?![^>]*\bsrc=)", text), path
+
+
+@pytest.mark.parametrize("path", sorted(CSS.glob("*.css")), ids=lambda path: path.name)
+def test_every_rule_of_a_stylesheet_is_closed_before_the_next_begins(path):
+    """A merge that eats a brace nests all that follows, and nothing complains."""
+    text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+    depth = 0
+    for line in text.splitlines():
+        assert not depth or line[:1] in (" ", "}", ""), f"{line} stands within another rule"
+        depth += line.count("{") - line.count("}")
+    assert depth == 0
 
 
 def test_no_template_switches_escaping_off():

@@ -15,6 +15,8 @@ from training.checkpoints import CheckpointError, StorageFull, load_checkpoint, 
 from training.models import Attempt, Checkpoint, Group, Member, Metric, OptimizerStep, Version
 from training.trainer import NotFinite, Trainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def data_directory(settings, tmp_path):

@@ -19,7 +19,7 @@ from training.engines import attach_engine
 from training.models import Attempt, Cell, RunEvent, Version
 from training.trainer_start import find_trainer
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 
 @pytest.fixture

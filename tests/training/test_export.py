@@ -12,6 +12,8 @@ from training.engine_weights import probe_ids, read_reference
 from training.export import save_version
 from training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 def trained(path, **changes):
     trainer = Trainer.load(path, settings=SETTINGS.model_copy(update=changes), seed=1)

@@ -9,7 +9,7 @@ from tests.training.test_trainer_process import Killed, kill_at, last_weights, l
 from training import datasets
 from training.models import Attempt, Dataset, Metric, OptimizerStep, Version
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,8 @@ from training.packing import build_micro_batches
 from training.preference import Pair, PairLogprobs, pair_losses, preference_step, sample_logprobs
 from training.trainer import NotFinite, Trainer
 
+pytestmark = pytest.mark.slow
+
 
 def logprobs(values):
     tensor = torch.tensor(values, dtype=torch.float64)

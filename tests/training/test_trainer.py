@@ -13,6 +13,8 @@ from training.config import Objective
 from training.packing import build_micro_batches
 from training.trainer import PolicyTerms, Trainer, TrainerError, TrainRollout
 
+pytestmark = pytest.mark.slow
+
 TERMS = PolicyTerms(objective=Objective(), temperature=1.0, constant_length=50)
 
 

@@ -16,7 +16,7 @@ from training.token_stats import decode_token_stats
 from training.trainer import Trainer
 from training.trainer_process import TrainerLoop
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from environments.sandboxes import Mount
 from tests.environments.sandboxes.conftest import LaunchShell
 from tests.environments.sandboxes.waiting import wait_end, wait_output
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("each_identity")]
+pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("each_identity"), pytest.mark.slow]
 
 
 def test_there_is_no_network(launch_shell: LaunchShell) -> None:
