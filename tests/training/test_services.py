@@ -89,9 +89,10 @@ def test_a_wrong_field_is_refused_with_what_would_be_right(sections, field, word
     assert words in wrong[field]
 
 
-def test_tasks_that_need_an_image_are_refused_by_name():
+def test_tasks_that_need_an_image_are_refused_by_name_where_process_sandboxes_are_wanted():
     Task.objects.filter(name="train-3").update(image="registry/tool:1")
-    assert "train-3" in wrong_fields(config_data())["tasks.mixture.0.taskset"]
+    assert "train-3" in wrong_fields(config_data(harness={"sandbox": "process"}))["harness.sandbox"]
+    assert check_config(config_data(harness={"sandbox": "auto"}))[0] is not None
 
 
 def test_a_task_set_with_held_out_tasks_only_cannot_be_trained_on():
