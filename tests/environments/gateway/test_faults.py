@@ -134,19 +134,19 @@ async def test_a_weight_change_in_mid_call_gives_the_engines_own_spans(world):
 async def test_a_client_that_hangs_up_leaves_an_aborted_call_and_the_session_goes_on(world, monkeypatch):
     monkeypatch.setattr(calls_module, "HANG_UP_GRACE_S", 0.05)
     session = await world.session()
-    world.engine.rule = lambda prompt: "0123456789"
+    world.engine.rule = lambda prompt: "0123456789" * 50
     world.engine.tokens_per_s = 30
     async with world.client(session) as client:
         with contextlib.suppress(httpx.TimeoutException):
             await client.post(PATH, json=chat(INSTRUCTION), timeout=0.15)
         await until(lambda: Call.objects.filter(rollout=session.rollout_id, state="aborted").aexists())
+        await until(lambda: asyncio.sleep(0, world.engine.requests[0].was_cut))
         world.engine.tokens_per_s = 0
         await client.post(PATH, json=chat(INSTRUCTION))
     aborted = await Call.objects.aget(rollout=session.rollout_id, state="aborted")
     node = await Node.objects.aget(rollout=session.rollout_id, index=aborted.answer_node)
     assert (node.trainable, node.flags) == (False, ["aborted"])
-    assert 0 < len(unpack(node.ids)) - node.opener_length < 11
-    assert world.engine.requests[0].was_cut
+    assert 0 < len(unpack(node.ids)) - node.opener_length < 500
     again = await Call.objects.aget(rollout=session.rollout_id, state="completed")
     assert again.retry_of_id == aborted.id
 

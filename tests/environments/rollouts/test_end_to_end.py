@@ -130,7 +130,7 @@ def test_a_gateway_killed_in_mid_call_is_nothing_that_the_harness_sees(processes
 @pytest.mark.slow
 def test_a_sandbox_lost_after_a_call_is_followed_by_one_that_is_answered_from_the_record(processes):
     rollout = make_rollout("create")
-    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=60))
+    add_engine(processes.start_engine(rules_for(rollout), tokens_per_s=10))
     processes.start_gateway()
     worker = processes.start_worker(rollout.pk)
     wait_for(lambda: Call.objects.filter(rollout=rollout, state="completed").exists())
