@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 HEAVY := engine or browser or docker or drill or harness or peer or gpu or slow
+# Real processes on two cores: a failure counts when it comes again with nothing beside it. It stays in the output.
+AGAIN = { echo "!!! TESTS FAILED (above); only they are run once more, alone"; $(PY) -m pytest --last-failed --last-failed-no-failures none; }
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo up test quick check bench drills install install-dev
@@ -14,8 +16,8 @@ up: install     ## Start Gyre without a run
 	$(PY) manage.py up
 
 test: install-dev  ## Everything this machine can test: the everyday suite on two cores, then what needs the machine
-	$(PY) -m pytest -n 2 -m "not ($(HEAVY))"
-	$(PY) -m pytest -m "$(HEAVY)"
+	$(PY) -m pytest -n 2 -m "not ($(HEAVY))" || $(AGAIN)
+	$(PY) -m pytest -m "$(HEAVY)" || $(AGAIN)
 
 quick: install-dev ## The everyday suite, under three minutes
 	$(PY) -m pytest -n 2 -m "not ($(HEAVY))"
