@@ -113,6 +113,7 @@ def follow() -> None:
         dist.broadcast_object_list(message, src=0)
         name, args, kwargs = message[0]
         if name == "stop":
+            leave()
             return
         if name == "load":
             path, settings, seed, division = args
@@ -131,6 +132,12 @@ def follow() -> None:
 def close_group() -> None:
     """Send the followers home."""
     dist.broadcast_object_list([("stop", (), {})], src=0)
+    leave()
+
+
+def leave() -> None:
+    """All together: a rank that is gone while another still closes its connections makes gloo abort that one."""
+    dist.barrier()
     dist.destroy_process_group()
 
 
