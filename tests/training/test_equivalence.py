@@ -19,6 +19,8 @@ from training.master_weights import MasterWeights
 from training.packing import build_micro_batches
 from training.trainer import PolicyTerms, Trainer, TrainRollout
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):

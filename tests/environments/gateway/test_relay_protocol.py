@@ -14,6 +14,8 @@ from environments.models import Call, Node, Session
 from tests.environments.gateway.conftest import INSTRUCTION, chat, events
 from tests.environments.gateway.test_faults import until
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/chat/completions"
 
 

@@ -17,7 +17,7 @@ from environments.rollouts import request_cancel, requeue_lost_rollouts, run_rol
 from tests.environments.rollouts.conftest import drive
 from tests.environments.rollouts.processes import Processes, wait_for
 
-pytestmark = pytest.mark.sandbox
+pytestmark = [pytest.mark.sandbox, pytest.mark.slow]
 
 
 def live_entries(rollout: Rollout) -> list[live.Entry]:

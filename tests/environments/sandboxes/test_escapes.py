@@ -23,7 +23,7 @@ from environments.verification import VerifierError, read_reward
 from tests.environments.sandboxes.conftest import DOUBLINGS, LIMITS, MIB, LaunchShell
 from tests.environments.sandboxes.waiting import processes_with, wait_end, wait_output
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("each_identity")]
+pytestmark = [pytest.mark.sandbox, pytest.mark.usefixtures("each_identity"), pytest.mark.slow]
 PYTHON = "/gyre/venv/bin/python -I -S"
 
 

@@ -19,6 +19,8 @@ from tests.environments.sandboxes.fake_gateway import body_of
 from tests.environments.sandboxes.gateways import FakeGateway
 from tests.environments.sandboxes.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[FakeGateway]:

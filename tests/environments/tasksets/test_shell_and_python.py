@@ -11,6 +11,8 @@ from environments.tasksets import InvalidImport, ensure_builtin_taskset, import_
 from environments.tasksets.harbor import digest_directory
 from environments.tasksets.shell_and_python import FAMILIES, build_tasks, write_task
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     for side in ("a", "b"):

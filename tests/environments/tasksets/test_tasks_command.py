@@ -11,6 +11,8 @@ from environments.sandboxes import get_sandboxes
 from environments.tasksets.checks import check_task
 from tests.environments.tasksets.archive_makers import task_files, write_archive
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def data(settings, tmp_path, transactional_db):

@@ -22,6 +22,8 @@ from tests.gyre_web.watch.makers import (
 )
 from tests.gyre_web.watch.node import ROOT, run_node
 
+pytestmark = pytest.mark.slow
+
 TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/gyre_web").glob("*/js/*.test.mjs"))
 
 
