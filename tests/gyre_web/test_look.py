@@ -84,6 +84,15 @@ def test_every_rule_of_a_stylesheet_is_closed_before_the_next_begins(path):
     assert depth == 0
 
 
+def test_every_variable_that_a_stylesheet_uses_is_defined():
+    """An unknown one is no error to a browser: the rule is silently as if it were not there."""
+    texts = {path.name: path.read_text() for path in CSS.glob("*.css")}
+    scripts = "".join(path.read_text() for path in (CSS.parent / "js").rglob("*.js"))
+    defined = {name for text in texts.values() for name in re.findall(r"(--[\w-]+)\s*:", text)}
+    used = {(name, file) for file, text in texts.items() for name in re.findall(r"var\((--[\w-]+)\)", text)}
+    assert [pair for pair in sorted(used) if pair[0] not in defined and pair[0] not in scripts] == []
+
+
 def test_no_template_switches_escaping_off():
     for path in TEMPLATES.rglob("*.html"):
         assert not re.search(r"\|\s*safe\b|autoescape off", path.read_text()), path
