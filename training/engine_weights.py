@@ -12,8 +12,14 @@ from pathlib import Path
 from training.engine_client import EngineError
 
 PROBE_LENGTH = 48
-TOLERANCE = {"float32": 2e-4, "bfloat16": 2.5e-2}
-"""Largest mean difference between the trainer's logprobs of the probe and the engine's. (A stale head in float32: 1e-2.)"""
+TOLERANCE = {"float32": 2e-4, "bfloat16": 0.15}
+"""Largest mean difference between the trainer's logprobs of the probe and the engine's.
+
+The probe's tokens are improbable (logprobs about -14, logits to 34), where bfloat16 rounds by 0.1: SmolLM2-135M's engine and
+trainer differ by 0.06 with the same weights, and one demo step moves them by 0.03 to 0.05. So in bfloat16 this finds other
+weights, damaged ones, and a part that stayed behind for several steps; an exchange that changed nothing at all is found
+by equality. In float32 a head that is one step stale (1e-2) is found.
+"""
 
 
 def probe_ids(vocabulary_size: int) -> list[int]:

@@ -12,11 +12,12 @@ import httpx
 import psutil
 import pytest
 
+from environments.catalog import convert_gguf, find_gguf
 from environments.models import Engine, Model
 from training.config import EngineSection
 from training.engine_client import EngineClient
 from training.engine_command import Listening, Weights, build_command, build_environment
-from training.engine_weights import check_weights, mean_difference, probe_ids
+from training.engine_weights import TOLERANCE, check_weights, mean_difference, probe_ids
 from training.engines import EngineError, RunningEngine, StaleWeights, attach_engine, start_engine
 
 VOCABULARY = 512
@@ -77,6 +78,28 @@ def test_the_key_is_in_the_environment_and_never_in_the_arguments(tmp_path):
     assert environment["GYRE_ENGINE_KEY"] == "secret-key"
     assert environment["OMP_NUM_THREADS"] == "1"
     assert "VLLM_API_KEY" not in environment
+
+
+@pytest.mark.slow
+def test_rounding_is_no_alarm_and_another_model_is_one(tmp_path):
+    """In bfloat16 the built-in model rounds the probe's improbable tokens by far more than small models do."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    convert_gguf(find_gguf(), tmp_path)
+
+    def logprobs(model):
+        ids = torch.tensor([probe_ids(model.config.vocab_size)])
+        with torch.no_grad():
+            logits_TV = model(ids).logits[0, :-1].float()
+        return logits_TV.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+
+    exact = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    rounded_model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert mean_difference(logprobs(rounded_model), exact) < TOLERANCE["bfloat16"] / 1.5
+    layer = rounded_model.model.layers[15].mlp.down_proj.weight
+    torch.nn.init.zeros_(layer)
+    assert mean_difference(logprobs(rounded_model), exact) > 1.5 * TOLERANCE["bfloat16"]
 
 
 def test_weights_without_a_head_are_refused(tmp_path):
