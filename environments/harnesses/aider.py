@@ -31,8 +31,8 @@ class Aider(InstalledProgram):
     )
 
     def program(self, bundle: Path) -> Sequence[str]:
-        """-S: its own packages and no others."""
-        return (PYTHON, "-S", "-m", "aider")
+        """-S: its own packages and no others. -P: none of the task's."""
+        return (PYTHON, "-S", "-P", "-m", "aider")
 
     def arguments(self, assignment: Assignment, settings: Any) -> Sequence[str]:
         model = f"openai/{settings.model_name}"

@@ -187,8 +187,9 @@ def _observation_template(limit: int) -> str:
 
 
 def _build_command(instruction: str, settings: MiniSettings) -> tuple[str, ...]:
-    """-S: no site hooks of this machine's packages; they are found through PYTHONPATH or GYRE_PACKAGES."""
-    python = (f"{VENV_DIRECTORY}/bin/python", "-S")
+    """-S: no site hooks of this machine's packages; they are found through PYTHONPATH or GYRE_PACKAGES. -P: a task's own
+    numbers.py or json.py is not taken for the standard library's."""
+    python = (f"{VENV_DIRECTORY}/bin/python", "-S", "-P")
     config = f"{HARNESS_DIRECTORY}/config.yaml"
     if settings.entry == "bindings":
         return (*python, "-m", "gyre_mini_start", config, instruction)

@@ -11,7 +11,7 @@ from environments.harnesses import HARNESSES, Assignment, InvalidHarness, check_
 from environments.harnesses.mini_swe_agent import MiniSettings, build_config
 from environments.models import Harness, Rollout
 from tests.environments.harnesses.scripted_wire import Answer, ScriptedWire
-from tests.environments.rollouts.conftest import MakeRollout, drive
+from tests.environments.rollouts.conftest import MakeRollout, drive, write_tasks
 
 WRITE = "```bash\nprintf good > out.txt; echo done\n```"
 SUBMIT = "```bash\nsubmit\n```"
@@ -98,6 +98,15 @@ class TestInASandbox:
         seen = wire.bodies[1]["messages"][3]["content"]
         assert "\n[]\n" in seen
         assert "ModuleNotFoundError" in seen
+
+    @pytest.mark.parametrize("entry", ["bindings", "cli"])
+    def test_a_tasks_files_are_not_its_standard_library(self, make_rollout, wires, tmp_path, entry):
+        write_tasks(
+            tmp_path, work={f"{name}.py": "raise ImportError('of the task')" for name in ("numbers", "json", "yaml")}
+        )
+        wires(WRITE, SUBMIT)
+        rollout = drive(mini(make_rollout, entry=entry))
+        assert (rollout.outcome, rollout.reward, rollout.error) == ("completed", 1.0, "")
 
     def test_its_own_command_line_works_too(self, make_rollout, wires):
         wire = wires(WRITE, SUBMIT)

@@ -1,7 +1,7 @@
 """A task, a model row without weights, and rollouts of plain commands: everything real but the model."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,12 +18,15 @@ if [ "$(cat /work/out.txt)" = good ]; then echo 1; else echo 0; fi > /logs/verif
 """
 
 
-def write_tasks(root: Path, test: str = TEST_SH, toml: str = "") -> TaskSet:
-    """A set of one task: write `good` to out.txt."""
+def write_tasks(
+    root: Path, test: str = TEST_SH, toml: str = "", work: Mapping[str, str] = {"start.txt": "a\nb\n"}
+) -> TaskSet:
+    """A set of one task: write `good` to out.txt. work: the files that the agent finds."""
     task = root / "source" / "good-file"
     (task / "tests").mkdir(parents=True)
     (task / "environment" / "work").mkdir(parents=True)
-    (task / "environment" / "work" / "start.txt").write_text("a\nb\n")
+    for name, text in work.items():
+        (task / "environment" / "work" / name).write_text(text)
     (task / "task.toml").write_text(toml)
     (task / "instruction.md").write_text("Write good to out.txt.\n")
     (task / "tests" / "test.sh").write_text(test)
