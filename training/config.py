@@ -77,10 +77,10 @@ class Objective(Section):
         "loss", description="Where the KL counts: added to each token's loss, or taken from its advantage."
     )
     entropy_coefficient: float = Field(0.0, ge=0, description="Entropy bonus.")
-    overlong: Literal["train", "mask", "soft"] = Field(
+    overlong: Literal["train", "zero", "mask", "soft"] = Field(
         "train",
-        description="Rollouts that ended at a limit: train as they are; mask (no gradient, still in the baseline);"
-        " soft: a reward penalty that grows over the last overlong_buffer_tokens.",
+        description="Rollouts that ended at a limit: train as they are; zero (their work was never handed in: it counts 0);"
+        " mask (no gradient, still in the baseline); soft: a reward penalty that grows over the last overlong_buffer_tokens.",
     )
     overlong_buffer_tokens: int = Field(
         256, ge=1, description="Sampled tokens before budgets.max_sampled_tokens over which `soft` grows to -1."

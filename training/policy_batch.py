@@ -102,12 +102,18 @@ def load_policy_batch(step: OptimizerStep, config: RunConfig) -> PolicyBatch:
 
 
 def shaped_reward(member: Member, config: RunConfig) -> float:
-    """What the baseline and the advantage count: the effective reward, less a soft penalty for length (DAPO)."""
+    """What the baseline and the advantage count: the effective reward, less a soft penalty for length (DAPO).
+
+    `zero` spares what a person judged.
+    """
     reward = float(reward_of(member, config.objective) or 0.0)
+    rollout = member.rollout
+    if config.objective.overlong == "zero" and rollout.outcome in OVERLONG and member.effective_reward is None:
+        return 0.0
     if config.objective.overlong != "soft":
         return reward
     return reward + overlong_penalty(
-        member.rollout.sampled_tokens,
+        rollout.sampled_tokens,
         limit=config.budgets.max_sampled_tokens,
         buffer=config.objective.overlong_buffer_tokens,
     )

@@ -11,8 +11,10 @@ from training.policy_batch import is_masked, shaped_reward
 from training.trainer_process import learning_rate
 
 
-def member(*, reward=1.0, sampled=0, outcome=Outcome.COMPLETED):
-    return SimpleNamespace(reward=reward, rollout=SimpleNamespace(sampled_tokens=sampled, outcome=outcome))
+def member(*, reward=1.0, sampled=0, outcome=Outcome.COMPLETED, judged=None):
+    """judged: by a person, who said `reward`."""
+    rollout = SimpleNamespace(sampled_tokens=sampled, outcome=outcome)
+    return SimpleNamespace(reward=reward, effective_reward=judged, rollout=rollout)
 
 
 def config(**objective):
@@ -26,6 +28,14 @@ def test_only_the_soft_penalty_moves_a_reward():
     assert shaped_reward(long, config()) == 0.5
     assert shaped_reward(long, config(overlong="mask")) == 0.5
     assert shaped_reward(long, config(overlong="soft", overlong_buffer_tokens=200)) == pytest.approx(0.0)
+
+
+def test_zero_takes_the_reward_of_work_that_was_not_handed_in_but_not_a_persons():
+    cut, zero = Outcome.BUDGET_REACHED, config(overlong="zero")
+    assert shaped_reward(member(outcome=cut), config()) == 1.0
+    assert shaped_reward(member(outcome=cut), zero) == 0.0
+    assert shaped_reward(member(), zero) == 1.0
+    assert shaped_reward(member(reward=0.7, judged=0.7, outcome=cut), zero) == 0.7
 
 
 @pytest.mark.parametrize(
