@@ -20,6 +20,8 @@ from pathlib import Path, PurePosixPath
 from uuid import UUID
 
 PROGRAMS = Path(__file__).resolve().parent
+PROGRAM_FILES = ("supervisor.py", "supervisor_start.py", "supervisor_watch.py", "relay.py")
+"""Of PROGRAMS, what is at /gyre/bin."""
 PYTHON = "/gyre/venv/bin/python"
 """Inside: the Python of the environment that runs Gyre, with its packages."""
 
@@ -158,7 +160,7 @@ def own_mounts(directory: Path) -> list[str]:
         words += ["--ro-bind", str(directory / "etc" / name), f"/etc/{name}"]
     for name, target in WRITABLE.items():
         words += ["--bind", str(directory / name), target]
-    for name in ("supervisor.py", "relay.py"):
+    for name in PROGRAM_FILES:
         words += ["--ro-bind", str(PROGRAMS / name), f"/gyre/bin/{name}"]
     return words
 

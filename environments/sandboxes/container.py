@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from environments.sandboxes import bubblewrap, python_runtime
-from environments.sandboxes.bubblewrap import PROGRAMS, SHM_BYTES, WRITABLE
+from environments.sandboxes.bubblewrap import PROGRAM_FILES, PROGRAMS, SHM_BYTES, WRITABLE
 from environments.sandboxes.cgroups import SPARE_MEMORY_BYTES, SPARE_PROCESSES
 from environments.sandboxes.directory import installation, marker_of
 from environments.sandboxes.engine_client import BASE, OURS, SANDBOX, UID
@@ -25,7 +25,6 @@ from environments.sandboxes.protocol import Launch, Limits, Mount, SandboxError
 
 SLOTS = {"agent": "/gyre/harness", "verifier": "/tests"}
 """Where files of one launch lie, by its purpose: a directory of the sandbox that is filled when the order is given."""
-PROGRAM_FILES = ("supervisor.py", "relay.py", "pipe.py")
 LOG = {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}}
 """Only what the supervisor itself complains of; a harness's output has a file of its own."""
 
@@ -144,7 +143,7 @@ def own_binds(form: Form, directory: Path, gateway: Path | None) -> list[str]:
     binds = [f"{directory / name}:{target}" for name, target in targets.items()]
     binds.append(f"{directory / 'slot'}:{SLOTS[form.purpose]}:ro")
     binds += [f"{directory / 'etc' / name}:/etc/{name}:ro" for name in ("passwd", "group")]
-    binds += [f"{PROGRAMS / name}:/gyre/bin/{name}:ro" for name in PROGRAM_FILES]
+    binds += [f"{PROGRAMS / name}:/gyre/bin/{name}:ro" for name in (*PROGRAM_FILES, "pipe.py")]
     if gateway is not None:
         binds.append(f"{gateway}:/gyre/gateway:ro")
     if form.egress:

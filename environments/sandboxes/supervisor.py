@@ -5,7 +5,8 @@ From:  process.py, which gives the order (JSON) on stdin and passes two open fil
 To:    stdout (the host's output file, bounded), the state file: one JSON object, padded, written in one piece.
 Holds: when the harness's own process has ended, or must end, every other process in here is killed before the state
        says so; nothing in here can touch the files on the host that carry output and state.
-Never: imports more than the standard library, needs the network, or depends on the worker that launched it being alive.
+Never: imports more than the standard library and the two files beside it (supervisor_start, supervisor_watch), needs the
+       network, or depends on the worker that launched it being alive.
 
 SIGTERM means: end the harness (SIGTERM to its group, SIGKILL to all after `grace_s`), then leave. A second one: SIGKILL
 to all now. The last output is read and the exit code recorded in either case.
@@ -25,41 +26,20 @@ import time
 
 TYPE_CHECKING = False  # `import typing` would cost 5 ms of every start
 if TYPE_CHECKING:
-    from typing import NoReturn, NotRequired, TypedDict
+    from environments.sandboxes.supervisor_start import Order, become, install_signals, restore_signals, start_harness
+    from environments.sandboxes.supervisor_watch import TICK_S, measure, start_disk_watcher
+else:  # isolated Python does not look beside its script; afterwards it must not either
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from supervisor_start import become, install_signals, restore_signals, start_harness
+    from supervisor_watch import TICK_S, measure, start_disk_watcher
 
-    class Order(TypedDict):
-        """What directory.build_order says. uid, relay_uid: the host users to become; None: stay who we are.
-
-        In a container further: the directory to work in, words that start Python, a second way out, and False where the
-        container counts processes (here they are counted per user, which it shares with our own).
-        """
-
-        command: list[str]
-        work_directory: NotRequired[str]
-        python: NotRequired[list[str]]
-        counts_processes: NotRequired[bool]
-        egress: NotRequired[bool]
-        environment: dict[str, str]
-        uid: int | None
-        relay: bool
-        relay_uid: int | None
-        timeout_s: float
-        grace_s: float
-        output_bytes: int
-        writable: list[str]
-        cpu_s: float | None
-        memory_bytes: int
-        num_processes: int
-        file_bytes: int
-        disk_bytes: int
-
+    sys.path.pop(0)
 
 STATE_BYTES = 512
 RELAY_PORT = 8100
 EGRESS_PORT = 8101
-TICK_S = 0.25
 DRAIN_S = 5.0
-BEAT_S = 1.0
 SILENCE_S = 30.0
 """A disk watcher that says nothing for so long was stopped by somebody in here."""
 
@@ -299,170 +279,10 @@ def listen(port: int) -> int:
     return listener.detach()
 
 
-def install_signals() -> int:
-    """Signals arrive as bytes on a descriptor: no handler interrupts a write."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, lambda *_: None)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    return reading
-
-
-def restore_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def start_harness(order: Order) -> tuple[int, int]:
-    """Returns the reading end of its output, and its process id, which is also its process group."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if not pid:
-        become_harness(order, writing)
-    os.close(writing)
-    return reading, pid
-
-
-def become_harness(order: Order, output: int) -> NoReturn:
-    """In the child: own session and process group, no input, limits, another user where we are root; then exec."""
-    try:
-        restore_signals()
-        os.setsid()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("1000")  # if memory runs out, the kernel takes the harness, not its supervisor
-        set_limits(order)
-        become(order["uid"])
-        os.umask(0o022)
-        os.chdir(order.get("work_directory", "/work"))
-        os.execvpe(order["command"][0], order["command"], order["environment"])
-    except OSError as error:
-        os.write(2, f"sandbox: cannot start {order['command'][0]}: {error.strerror}\n".encode())
-        os._exit(127 if error.errno == errno.ENOENT else 126)
-    finally:
-        os._exit(125)
-
-
-def become(uid: int | None) -> None:
-    """Another user of the host, for good and without any capability."""
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-
-
-def set_limits(order: Order) -> None:
-    set_limit(resource.RLIMIT_CORE, 0)
-    set_limit(resource.RLIMIT_FSIZE, order["file_bytes"])
-    set_limit(resource.RLIMIT_DATA, order["memory_bytes"])
-    if order.get("counts_processes", True):
-        set_limit(resource.RLIMIT_NPROC, order["num_processes"])
-    if order["cpu_s"] is not None:
-        set_limit(resource.RLIMIT_CPU, int(order["cpu_s"]) + 1)
-
-
-def set_limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def measure(apart: tuple[int, ...]) -> tuple[float, int, int]:
-    """CPU seconds, number of processes and private memory of all in here, except the processes in `apart`."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s, num_processes, memory_bytes = children.ru_utime + children.ru_stime, 0, 0
-    hertz, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in apart:
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-            with open(f"/proc/{name}/statm", "rb") as file:
-                sizes = file.read().split()
-        except OSError:
-            continue  # it ended meanwhile
-        num_processes += 1
-        cpu_s += sum(map(int, fields[11:15])) / hertz
-        memory_bytes += max(0, int(sizes[1]) - int(sizes[2])) * page
-    shared = os.statvfs("/dev/shm")
-    return cpu_s, num_processes, memory_bytes + (shared.f_blocks - shared.f_bfree) * shared.f_frsize
-
-
 def kill_all() -> None:
     """Everything in this process namespace but us."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-
-
-def start_disk_watcher(order: Order) -> tuple[int, int]:
-    """A process of its own measures the writable directories: a walk over a big tree must not delay output or stop."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return reading, pid
-    restore_signals()
-    os.close(reading)
-    try:
-        while True:
-            began = time.monotonic()
-            os.write(writing, b"%d\n" % used_bytes(order["writable"], writing))
-            time.sleep(max(TICK_S, 5 * (time.monotonic() - began)))
-    finally:
-        os._exit(1)
-
-
-def used_bytes(roots: list[str], writing: int) -> int:
-    """Bytes on disk of the trees and of files that are open but deleted, each inode once. Says 0 now and then."""
-    seen: set[int] = set()
-    total, waiting = 0, list(roots)
-    said_at = time.monotonic()
-    while waiting:
-        if time.monotonic() > said_at + BEAT_S:
-            said_at = time.monotonic()
-            os.write(writing, b"0\n")
-        try:
-            entries = os.scandir(waiting.pop())
-        except OSError:
-            continue
-        with entries:
-            for entry in entries:
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                except OSError:
-                    continue
-                if found.st_nlink == 1 or found.st_ino not in seen:
-                    total += found.st_blocks * 512
-                if found.st_nlink > 1:
-                    seen.add(found.st_ino)
-    return total + deleted_bytes()
-
-
-def deleted_bytes() -> int:
-    found: dict[tuple[int, int], int] = {}
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            names = os.listdir(f"/proc/{process}/fd")
-        except OSError:
-            continue
-        for name in names:
-            try:
-                status = os.stat(f"/proc/{process}/fd/{name}")
-            except OSError:
-                continue
-            if status.st_nlink == 0 and status.st_mode & 0o170000 == 0o100000:
-                found[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(found.values())
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -51,7 +51,7 @@ def test_an_ordinary_user_can_run_a_sandbox(tmp_path: Path, settings: Any, monke
     directory = Path("/var/tmp") / f"gyre-stranger-{uuid4().hex[:8]}"
     (directory / "tree").mkdir(parents=True)
     (directory / "tree" / "in").write_text("hello\n")
-    for name in ("supervisor.py", "relay.py"):
+    for name in bubblewrap.PROGRAM_FILES:
         shutil.copy(bubblewrap.PROGRAMS / name, directory / name)
     for path in (directory, directory / "tree"):
         os.chown(path, STRANGER, STRANGER)
