@@ -1,5 +1,8 @@
 """Where harnesses and verifiers run, apart from the host and from each other."""
 
+import contextlib
+from collections.abc import Iterator
+
 from environments.models import Sandbox
 from environments.sandboxes.process import PYTHON, ProcessSandboxes
 from environments.sandboxes.protocol import (
@@ -30,6 +33,7 @@ __all__ = [
     "Status",
     "copy_tree",
     "get_sandboxes",
+    "nothing_prepared",
     "read_regular",
     "reap",
 ]
@@ -40,6 +44,15 @@ def reap(at_once: bool = False) -> list[str]:
     from environments.sandboxes.reaper import reap as reap_all
 
     return reap_all(at_once)
+
+
+@contextlib.contextmanager
+def nothing_prepared() -> Iterator[None]:
+    """Launches within leave no warm sandbox behind: for a command that ends, and nobody after it wants one."""
+    from environments.sandboxes.pool import POOL
+
+    with POOL.closed():
+        yield
 
 
 def get_sandboxes(kind: str) -> Sandboxes:

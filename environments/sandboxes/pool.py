@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from datetime import timedelta
 
 from django.conf import settings
@@ -38,6 +39,16 @@ class Pool:
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Prepare nothing meanwhile; what is there is claimed as ever."""
+        self._is_closed = True
+        try:
+            yield
+        finally:
+            self._is_closed = False
 
     def claim(self, form: Form, launch: Launch) -> DockerHandle | None:
         """A prepared sandbox, from now on this launch's."""
@@ -75,7 +86,7 @@ class Pool:
 
     def note(self, form: Form) -> None:
         """Somebody launched one: others of the same form will follow."""
-        if settings.WARM_SANDBOXES <= 0 or form.egress or form.facts.uid is not None:
+        if self._is_closed or settings.WARM_SANDBOXES <= 0 or form.egress or form.facts.uid is not None:
             return  # a proxy serves one sandbox, an image kept from a sandbox is used once
         with self._guard:
             self._launches[form.key].append(time.monotonic())

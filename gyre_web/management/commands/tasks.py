@@ -5,15 +5,17 @@ import os
 import random
 import time
 from argparse import ArgumentParser
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from environments.models import Sandbox, Task, TaskSet
-from environments.sandboxes import Sandboxes, get_sandboxes
+from environments.models import Rollout, Sandbox, Task, TaskSet
+from environments.sandboxes import Sandboxes, get_sandboxes, nothing_prepared
+from environments.starting import choose_kind
 from environments.tasksets import InvalidImport, InvalidTask, generate_python_bugs, generate_taskset, import_tasks
-from environments.tasksets.checks import CheckResult, check_tasks
+from environments.tasksets.checks import CheckResult, check_tasks, kept_result
 from environments.tasksets.python_bugs import NAME as PYTHON_BUGS
 from environments.tasksets.python_bugs import GenerationError
 from environments.tasksets.python_bugs.sources import SourceError
@@ -47,6 +49,15 @@ class Command(BaseCommand):
         )
         check.add_argument("set", nargs="?")
         check.add_argument("--all", action="store_true", help="Every set.")
+        check.add_argument(
+            "--sandbox",
+            choices=Rollout.Sandboxing.values,
+            default=Rollout.Sandboxing.AUTO.value,
+            help="auto, as in a rollout: docker for a task that needs an image or a network, else process.",
+        )
+        check.add_argument(
+            "--resume", action="store_true", help="Take over what an earlier check found right; grade only the rest."
+        )
         check.add_argument("--sample", type=int, default=0, help="Only so many tasks of a set, evenly drawn. 0: all.")
         check.add_argument("--json", action="store_true")
         add_jobs(check)
@@ -121,16 +132,30 @@ class Command(BaseCommand):
         tasks = list(Task.objects.filter(taskset__name=name).order_by("name"))
         if options["sample"]:
             tasks = random.Random(0).sample(tasks, min(options["sample"], len(tasks)))
+        wanted = options["sandbox"]
+        kept = {task.pk: kept_result(task, wanted) for task in tasks} if options["resume"] else {}
+        left = [task for task in tasks if kept.get(task.pk) is None]
+        self._refuse_without_sandboxes({choose_kind(task, wanted) for task in left})
         started = time.monotonic()
 
         def say(result: CheckResult, done: int) -> None:
             if not result.is_good and not options["json"]:
                 self._tell(result)
-            if done % 50 == 0 or done == len(tasks):
-                self._say(f"{name}: {done} of {len(tasks)} tasks, {time.monotonic() - started:.0f} s")
+            if done % 50 == 0 or done == len(left):
+                self._say(f"{name}: {done} of {len(left)} tasks, {time.monotonic() - started:.0f} s")
 
-        results = check_tasks(tasks, self._sandboxes(), jobs=options["jobs"], say=say)
-        return build_report(name, results, time.monotonic() - started)
+        with nothing_prepared():
+            results = dict(
+                zip([t.pk for t in left], check_tasks(left, wanted, jobs=options["jobs"], say=say), strict=True)
+            )
+        seconds = time.monotonic() - started
+        return build_report(name, [kept.get(task.pk) or results[task.pk] for task in tasks], len(left), seconds)
+
+    def _refuse_without_sandboxes(self, kinds: set[Sandbox.Kind]) -> None:
+        """Where no kind that is needed works here; one that does is used, and the others' tasks are named."""
+        reasons = [get_sandboxes(kind).check() for kind in sorted(kinds)]
+        if reasons and all(reasons):
+            raise CommandError(" ".join(filter(None, reasons)))
 
     def _tell(self, result: CheckResult) -> None:
         for problem in result.problems:
@@ -161,11 +186,17 @@ def choose_sets(options: dict[str, Any]) -> list[str]:
     return wanted
 
 
-def build_report(name: str, results: list[CheckResult], seconds: float) -> dict[str, Any]:
-    """Raw figures of one set. solved: the solution earned 1; unwon: doing nothing earned less."""
+def build_report(name: str, results: list[CheckResult], num_graded: int, seconds: float) -> dict[str, Any]:
+    """Raw figures of one set. solved: the solution earned 1; unwon: doing nothing earned less.
+
+    sandboxes: tasks by the kind that they were graded in; "" could not be graded here. graded_now: of `tasks`, those
+    that were not taken over from an earlier check; `seconds` is what they took.
+    """
     return {
         "set": name,
         "tasks": len(results),
+        "graded_now": num_graded,
+        "sandboxes": dict(sorted(Counter(result.sandbox for result in results).items())),
         "solved": sum(result.solution == 1 for result in results),
         "unwon": sum(result.nothing is not None and result.nothing < 1 for result in results),
         "seconds": round(seconds, 1),
@@ -175,10 +206,12 @@ def build_report(name: str, results: list[CheckResult], seconds: float) -> dict[
 
 
 def build_table(reports: list[dict[str, Any]]) -> str:
-    rows = [("set", "tasks", "solution earns 1", "nothing earns less", "problems", "seconds")]
+    head = ("set", "tasks", *Sandbox.Kind.values, "solution earns 1", "nothing earns less", "problems", "seconds")
+    rows = [head]
     for report in reports:
-        figures = (report["tasks"], report["solved"], report["unwon"], len(report["problems"]), report["seconds"])
-        rows.append((report["set"], *map(str, figures)))
+        kinds = [report["sandboxes"].get(kind, 0) for kind in Sandbox.Kind.values]
+        figures = (*kinds, report["solved"], report["unwon"], len(report["problems"]), report["seconds"])
+        rows.append((report["set"], *map(str, (report["tasks"], *figures))))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(

@@ -242,7 +242,7 @@ def test_tasks_of_a_package_are_made_checked_and_the_same_each_time(source, tmp_
     (tmp_path / "data" / "tasksets").mkdir(parents=True)
     ready = (tmp_path / "a" / "set").rename(tmp_path / "data" / "tasksets" / ".ready")
     publish(base_name="bugs", directory=ready, source="generated:python-bugs", description="")
-    results = check_tasks(list(Task.objects.all()), get_sandboxes("process"), jobs=2)
+    results = check_tasks(list(Task.objects.all()), jobs=2)
     assert [(result.nothing, result.solution, result.problems) for result in results] == [(0.0, 1.0, ())] * 6
 
 
