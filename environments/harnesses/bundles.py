@@ -104,6 +104,8 @@ def find(recipe: Recipe) -> Bundle | None:
         mounts.append(BundleMount(source=runtimes.node_path(recipe.node), target=runtimes.NODE_DIRECTORY))
     if not all(mount.source.is_dir() for mount in mounts):
         return None
+    for mount in mounts:
+        runtimes.stamp(mount.source)
     return Bundle(name=recipe.name, version=recipe.version, libc=recipe.libc, path=path, mounts=tuple(mounts))
 
 

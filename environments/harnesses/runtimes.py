@@ -8,6 +8,7 @@ Never: runs from where it lies: the paths inside are those of the mount.
 """
 
 import compileall
+import contextlib
 import hashlib
 import os
 import platform
@@ -56,6 +57,12 @@ def root_directory() -> Path:
     return Path(settings.DATA_DIR) / "bundles"
 
 
+def stamp(path: Path) -> None:
+    """Somebody wanted it now: what nobody wants for long, `manage.py images prune` offers to remove."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
 # ---- Python
 
 
@@ -79,6 +86,7 @@ def build_python(say: Say = lambda line: None) -> Path:
         if aside is not None:
             say(f"copying Python {platform.python_version()}")
             _copy_python(aside)
+    stamp(python_path())
     return python_path()
 
 

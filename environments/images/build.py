@@ -16,10 +16,13 @@ from typing import Any, BinaryIO
 
 import docker.errors
 import docker.utils.build
+import requests
+import urllib3.exceptions
 from django.conf import settings
 
 from environments.images.base import NAME as BASE_NAME
 from environments.images.base import Say, base_reference
+from environments.images.deadline import Deadline
 from environments.images.errors import ImageUnavailable
 from environments.sandboxes.engine_client import client, errors, short
 from environments.tasksets.harbor import digest_directory
@@ -151,15 +154,18 @@ def prepare_bases(dockerfile: str, ensure_base: Callable[[], str], say: Say) -> 
     return Bases(names=tuple(names), stand_ins=stand_ins)
 
 
-def build(context: Path, reference: str, bases: Bases, say: Say) -> str:
-    """Build the context; returns the engine's id. Raises ImageUnavailable with the failing step."""
+def build(context: Path, reference: str, bases: Bases, timeout_s: float, say: Say) -> str:
+    """Build the context; returns the engine's id. Raises ImageUnavailable with the failing step.
+
+    timeout_s: the task's build_timeout_sec, from the first step to the last; what FROM names is here already.
+    """
     dockerfile = replace_bases((context / DOCKERFILE).read_text(), bases.stand_ins)
     say(f"building {reference} from {len(docker.utils.build.exclude_paths(str(context), []))} files")
     last = Last(say)
-    with pack(context, dockerfile) as packed:
+    with pack(context, dockerfile) as packed, Deadline(timeout_s) as deadline:
         try:
             _follow(
-                client().build(
+                deadline.client.build(
                     fileobj=packed,
                     custom_context=True,
                     dockerfile=DOCKERFILE,
@@ -171,16 +177,35 @@ def build(context: Path, reference: str, bases: Bases, say: Say) -> str:
                 ),
                 last,
             )
-        except (docker.errors.APIError, _EngineSaid) as error:
-            step = f"at {last.step}" if last.step else "before its first step"
-            raise ImageUnavailable(
-                f"The image of {context} cannot be built: {short(error)}, {step}. The whole log is with the image; mend "
-                "the Dockerfile, then build again."
-            ) from error
+        except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            if not deadline.is_over:
+                raise ImageUnavailable(_cannot_build(context, short(error), last.step)) from error
+        except _EngineSaid as error:
+            raise ImageUnavailable(_cannot_build(context, short(error), last.step)) from error
+    if deadline.is_over:
+        raise ImageUnavailable(_too_slow(context, timeout_s, last.step))
     found = find_local(reference)
     if found is None:
         raise ImageUnavailable(f"The image of {context} was built, but the engine does not have {reference}.")
     return str(found["Id"])
+
+
+def _cannot_build(context: Path, said: str, step: str) -> str:
+    return (
+        f"The image of {context} cannot be built: {said}, {_at(step)}. The whole log is with the image; mend the "
+        "Dockerfile, then build again."
+    )
+
+
+def _too_slow(context: Path, timeout_s: float, step: str) -> str:
+    return (
+        f"The image of {context} was not built within environment.build_timeout_sec = {timeout_s:g} s (task.toml) and "
+        f"was ended {_at(step)}. Raise build_timeout_sec and import the task set again, or make that step quicker."
+    )
+
+
+def _at(step: str) -> str:
+    return f"at {step}" if step else "before its first step"
 
 
 class Last:

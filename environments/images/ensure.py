@@ -39,6 +39,7 @@ from environments.models import Image, Task
 from environments.sandboxes.protocol import SandboxError
 
 RETRY_S = 600.0
+DEFAULT_BUILD_TIMEOUT_S = 600.0
 POLL_S = 0.25
 
 Pulse = Callable[[], None]
@@ -48,7 +49,8 @@ logger = logging.getLogger(__name__)
 
 def want_image(task: Task) -> Image:
     """The row of the image that a task needs on this host. Raises ImageUnavailable."""
-    named = str((task.settings.get("environment") or {}).get("docker_image") or "")
+    settings: dict[str, Any] = task.settings.get("environment") or {}
+    named = str(settings.get("docker_image") or "")
     if not named and not task.image.startswith("build:"):
         named = task.image
     if named.partition(":")[0] == base.NAME:
@@ -58,7 +60,16 @@ def want_image(task: Task) -> Image:
     context = Path(task.directory) / "environment"
     if not (context / DOCKERFILE).is_file():
         return want_base()
-    return _row(task_reference(context), Image.Origin.BUILT, context=str(context), digest=context_digest(context))
+    row = _row(task_reference(context), Image.Origin.BUILT, context=str(context), digest=context_digest(context))
+    _allow(row, float(settings.get("build_timeout_sec") or DEFAULT_BUILD_TIMEOUT_S))
+    return row
+
+
+def _allow(row: Image, timeout_s: float) -> None:
+    """Tasks with the same context share its image, and the most patient of them counts. More time: a new try."""
+    raised = Image.objects.filter(pk=row.pk, build_timeout_s__lt=timeout_s)
+    if raised.update(build_timeout_s=timeout_s):
+        Image.objects.filter(pk=row.pk, state=Image.State.FAILED).update(state=Image.State.WANTED)
 
 
 def want_base() -> Image:
@@ -156,7 +167,8 @@ def _try_to_make(image: UUID, progress: Progress) -> dict[str, Any]:
         logger.exception("an image could not be made", extra={"image": str(image)})
         return {"state": Image.State.FAILED, "error": f"The image cannot be made: {error!r}; the log has more."}
     progress.say(f"ready after {time.monotonic() - began:.1f} s")
-    return {"state": Image.State.READY, "image_id": image_id, "size_bytes": size, "stand_ins": row.stand_ins}
+    found = {"image_id": image_id, "size_bytes": size, "stand_ins": row.stand_ins, "is_pulled": row.is_pulled}
+    return found | {"state": Image.State.READY}
 
 
 def _make_one(row: Image, progress: Progress) -> str:
@@ -164,13 +176,14 @@ def _make_one(row: Image, progress: Progress) -> str:
         return base.make_base(row.reference, progress.say)
     if row.origin == Image.Origin.NAMED:
         found = find_local(row.reference)
+        row.is_pulled = row.is_pulled or found is None
         return str(found["Id"]) if found else pull(row.reference, progress.say)
     context = Path(row.context)
     if context_digest(context) != row.digest:
         raise ImageUnavailable(f"{context} is not what it was when the task was added; add its task set again.")
     bases = prepare_bases((context / DOCKERFILE).read_text(), lambda: _ensure_base(progress), progress.say)
     row.stand_ins = {name: other for name, other in bases.stand_ins.items() if not name.startswith(base.NAME)}
-    return build(context, row.reference, bases, progress.say)
+    return build(context, row.reference, bases, row.build_timeout_s, progress.say)
 
 
 def _ensure_base(progress: Progress) -> str:

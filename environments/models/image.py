@@ -23,6 +23,10 @@ class Image(models.Model):
     origin = models.CharField(max_length=10, choices=Origin.choices)
     context = models.TextField(blank=True, help_text="Directory with the Dockerfile; empty where there is none.")
     digest = models.CharField(max_length=64, blank=True, help_text="sha256 over the context, or over the recipe.")
+    build_timeout_s = models.FloatField(default=0.0, help_text="Of the most patient task that is built from it.")
+    is_pulled = models.BooleanField(
+        default=False, help_text="Had the engine pull it: what was here before is not ours."
+    )
     state = models.CharField(max_length=10, choices=State.choices, default=State.WANTED, db_index=True)
     image_id = models.CharField(max_length=80, blank=True, help_text="The engine's id; empty until it is ready.")
     size_bytes = models.BigIntegerField(null=True)

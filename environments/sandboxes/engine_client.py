@@ -40,12 +40,18 @@ def client() -> docker.APIClient:
     """Of this thread. Raises SandboxError where no engine answers."""
     known: dict[str, docker.APIClient] = _threads.__dict__.setdefault("clients", {})
     at = address()
+    if at not in known:
+        known[at] = new_client()
+    return known[at]
+
+
+def new_client() -> docker.APIClient:
+    """Nobody else's; close it. Raises SandboxError where no engine answers."""
+    at = address()
     if urlsplit(at).scheme != "unix":
         raise SandboxError(f"sandbox: DOCKER_HOST is {at}; docker sandboxes need an engine of this host (unix://...).")
-    if at not in known:
-        with errors("ask the container engine"):
-            known[at] = docker.APIClient(base_url=at, version="auto", timeout=TIMEOUT_S)
-    return known[at]
+    with errors("ask the container engine"):
+        return docker.APIClient(base_url=at, version="auto", timeout=TIMEOUT_S)
 
 
 def is_there() -> bool:

@@ -1,9 +1,12 @@
-"""`manage.py images list|base|build`: what images there are, and making them before a rollout needs them."""
+"""`manage.py images list|base|build|prune`: what there is, making it before a rollout needs it, being rid of it."""
 
 import json
 import threading
 import time
 from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -11,12 +14,13 @@ from django.db import connection
 
 from environments.images.ensure import ensure_image, want_base, want_image
 from environments.images.errors import ImageUnavailable
+from environments.images.pruning import Stale, find_stale, remove
 from environments.models import Image, Task
 from environments.sandboxes import SandboxError
 
 
 class Command(BaseCommand):
-    help = "List images, make the local base image, or build all images of a task set."
+    help = "List images, make the local base image, build all images of a task set, or remove what nobody wants."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True)
@@ -25,9 +29,16 @@ class Command(BaseCommand):
         actions.add_parser("base", help="A small Debian from this machine's package source; needs root, once.")
         build = actions.add_parser("build", help="Have every image that the tasks of a set need.")
         build.add_argument("set")
+        prune = actions.add_parser(
+            "prune", help="Show what Gyre made or pulled on this host and nobody wanted for a while; --yes removes it."
+        )
+        prune.add_argument("--days", type=float, default=30.0, help="Not wanted for so long; at least an hour.")
+        prune.add_argument("--yes", action="store_true", help="Remove it. What is wanted again is made again.")
+        prune.add_argument("--json", action="store_true")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        {"list": self.list, "base": self.base, "build": self.build}[options["action"]](options)
+        actions = {"list": self.list, "base": self.base, "build": self.build, "prune": self.prune}
+        actions[options["action"]](options)
 
     def list(self, options: dict[str, Any]) -> None:
         names = ("reference", "host", "state", "origin", "image_id", "size_bytes", "stand_ins", "error")
@@ -56,6 +67,29 @@ class Command(BaseCommand):
         if failed:
             raise CommandError("\n".join(failed))
 
+    def prune(self, options: dict[str, Any]) -> None:
+        try:
+            found = find_stale(timedelta(days=options["days"]))
+            kept = {stale.key: remove(stale) for stale in found} if options["yes"] else {}
+        except SandboxError as error:
+            raise CommandError(str(error)) from error
+        gone = [stale for stale in found if kept.get(stale.key) == ""]
+        if options["json"]:
+            rows = [asdict(stale) | {"removed": stale in gone, "kept": kept.get(stale.key, "")} for stale in found]
+            report = {"stale": rows, "removed_bytes": sum(stale.size_bytes for stale in gone)}
+            self.stdout.write(json.dumps(report, default=str))
+            return
+        for stale in found:
+            self.stdout.write(
+                f"{describe(stale)}  {'kept: ' + kept[stale.key] if kept.get(stale.key) else ''}".rstrip()
+            )
+        if options["yes"]:
+            self.stdout.write(f"{len(gone)} removed, {megabytes(gone)} (images share layers: less may come free).")
+        elif found:
+            self.stdout.write(f"{len(found)} could be removed, {megabytes(found)}. Nothing was; --yes does it.")
+        else:
+            self.stdout.write("Nothing to remove.")
+
     def _make(self, image: Image) -> None:
         """Waits, and shows the log as it grows."""
         shown = 0
@@ -77,3 +111,12 @@ class Command(BaseCommand):
         except (ImageUnavailable, SandboxError) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(f"{image.reference}: {image_id}")
+
+
+def describe(stale: Stale) -> str:
+    wanted = stale.wanted_at.date().isoformat() if stale.wanted_at else "never"
+    return f"{stale.kind:<7} {stale.size_bytes / 1e6:>9.1f} MB  last wanted {wanted}  {stale.name}"
+
+
+def megabytes(stale: Sequence[Stale]) -> str:
+    return f"{sum(one.size_bytes for one in stale) / 1e6:.1f} MB"

@@ -11,6 +11,7 @@ from environments.images.errors import ImageUnavailable
 from environments.models import Image, Task
 from environments.sandboxes.engine_client import client
 from tests.environments.images.conftest import LOCAL, UNREACHABLE, MakeTask
+from tests.environments.sandboxes.waiting import processes_with, wait_for
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -72,6 +73,27 @@ def test_a_failing_step_is_named_with_the_whole_log_and_not_tried_by_everybody(m
         ensure(task)
     row.refresh_from_db()
     assert row.started_at != started_at
+
+
+def test_a_build_that_takes_too_long_is_ended_and_the_error_names_the_field_and_the_step(make_task: MakeTask) -> None:
+    task = make_task("FROM gyre-test-local:1\nRUN echo begun; sleep 600.125\nRUN true")
+    task.settings = {"environment": {"build_timeout_sec": 1.5}}
+    pattern = r"environment\.build_timeout_sec = 1\.5 s \(task\.toml\).*at Step 2/3 : RUN echo begun; sleep.*Raise"
+    with pytest.raises(ImageUnavailable, match=pattern):
+        ensure(task)
+    assert "begun" in Image.objects.get().log
+    wait_for(lambda: not processes_with("600.125"))  # the engine ended the step, too
+    wait_for(lambda: client().containers(all=True) == [])
+
+
+def test_a_more_patient_task_with_the_same_context_tries_again_at_once(make_task: MakeTask) -> None:
+    dockerfile = "FROM gyre-test-local:1\nRUN sleep 2.5"
+    hasty, patient = make_task(dockerfile, name="hasty"), make_task(dockerfile, name="patient")
+    hasty.settings = {"environment": {"build_timeout_sec": 0.5}}
+    with pytest.raises(ImageUnavailable, match=r"build_timeout_sec = 0\.5 s"):
+        ensure(hasty)
+    assert ensure(patient) == ensure(hasty)
+    assert Image.objects.get().build_timeout_s == 600.0
 
 
 def test_an_image_that_the_engine_lost_is_built_again(make_task: MakeTask) -> None:
