@@ -103,11 +103,24 @@ def load_calls() -> dict[str, Any]:
 
 
 def load_sandboxes() -> list[Sandbox]:
+    """Open ones, those whose lease runs out first in front: an orphan leads the list."""
     return list(
         Sandbox.objects.filter(stopped_at=None).select_related("rollout__task", "rollout__member__group__attempt__run").defer(
             "rollout__harness_output", "rollout__diff", "rollout__verifier_log", "rollout__member__token_stats"
-        )[:200]
+        ).order_by("lease_expires_at")[:200]
     )  # fmt: skip
+
+
+def count_sandboxes() -> dict[str, int]:
+    """Open ones: total, by kind, prepared for whoever comes, and those whose lease ran out; on how many hosts."""
+    kinds = {kind: Count("pk", filter=Q(kind=kind)) for kind in Sandbox.Kind.values}
+    return Sandbox.objects.filter(stopped_at=None).aggregate(
+        total=Count("pk"),
+        warm=Count("pk", filter=Q(purpose=Sandbox.Purpose.WARM)),
+        orphans=Count("pk", filter=Q(lease_expires_at__lt=timezone.now())),
+        hosts=Count("host", distinct=True),
+        **kinds,
+    )
 
 
 def load_queues() -> list[Queue]:

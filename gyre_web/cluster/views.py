@@ -22,6 +22,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "gateways": selectors.load_gateways(),
         "calls": selectors.load_calls(),
         "sandboxes": selectors.load_sandboxes(),
+        "num_sandboxes": selectors.count_sandboxes(),
         "queues": selectors.load_queues(),
         "holds": selectors.load_holds(),
     }
