@@ -9,7 +9,7 @@ Never: runs anything of the image before the harness; shows the engine's socket;
 
 What can be prepared before a rollout is known (container.py's Form) waits in a warm sandbox; the rest is the order.
 Disk: overlay2 without project quotas has no limit, so the supervisor measures the bound directories every quarter of a
-second and this module the container's own layer every LAYER_S; a sandbox that is over is ended, a moment late.
+second and this module the container's own layer (layers.py); a sandbox that is over is ended, a moment late (decision 7).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from typing import Any
 import docker.errors
 
 from environments.models import Sandbox
-from environments.sandboxes import engine_client, image_facts, python_runtime
+from environments.sandboxes import engine_client, image_facts, layers, python_runtime
 from environments.sandboxes.container import SLOTS, Form, build_config, build_form, name_of, read_etc
 from environments.sandboxes.directory import (
     KILL_TIMEOUT_S,
@@ -49,7 +49,6 @@ from environments.sandboxes.protocol import EGRESS_URL, Launch, Mount, SandboxEr
 from environments.sandboxes.trees import remove_tree
 
 START_TIMEOUT_S = 60.0
-LAYER_S = 5.0
 POLL_S = 0.002
 KEPT = "gyre-kept"
 NO_PROXY = "127.0.0.1,localhost"
@@ -90,7 +89,7 @@ class DockerHandle(DirectoryHandle):
     def __init__(self, row: Sandbox) -> None:
         super().__init__(row)
         self.container = name_of(row.id)
-        self.measure_at = time.monotonic() + LAYER_S
+        self.measure_at = time.monotonic() + layers.WALKED_EVERY_S
 
     def status(self) -> Status:
         status = super().status()
@@ -99,14 +98,14 @@ class DockerHandle(DirectoryHandle):
         return replace(status, limit="disk") if (self.directory / "over").exists() else status
 
     def _measure_layer(self) -> None:
-        """What was written outside the bound directories counts as well; only the engine can see it."""
+        """What was written outside the bound directories counts as well."""
         began = time.monotonic()
-        limit = int(self.row.handle.get("disk_bytes", 0))
+        limit, layer = int(self.row.handle.get("disk_bytes", 0)), str(self.row.handle.get("layer", ""))
         with contextlib.suppress(SandboxError):  # an engine that does not answer: next time
-            if limit and layer_bytes(str(self.row.handle["container"])) > limit:
+            if limit and layers.is_over(limit, str(self.row.handle["container"]), layer):
                 (self.directory / "over").touch()
                 self.stop()
-        self.measure_at = time.monotonic() + max(LAYER_S, 20 * (time.monotonic() - began))
+        self.measure_at = time.monotonic() + max(layers.interval_s(layer), 20 * (time.monotonic() - began))
 
     def stop(self, grace_s: float = 2.0) -> None:
         processes = self.process_ids()
@@ -188,8 +187,10 @@ def start(config: dict[str, Any], name: str) -> dict[str, Any]:
         api = engine_client.client()
         container = api.create_container_from_config(config, name=name)["Id"]
         api.start(container)
-        pid = int(api.inspect_container(container)["State"]["Pid"])
-    return {"container": container, "pid": pid, "start_time": start_time_of(pid) or 0}
+        inspected = api.inspect_container(container)
+    pid = int(inspected["State"]["Pid"])
+    handle = {"container": container, "pid": pid, "start_time": start_time_of(pid) or 0}
+    return handle | {"layer": layers.layer_directory(inspected)}
 
 
 def give_order(handle: DockerHandle, form: Form, launch: Launch) -> None:
@@ -262,12 +263,6 @@ def check_starting(handle: DockerHandle, deadline: float) -> None:
         said = engine_client.client().logs(handle.container, tail=20)
     text = said.decode(errors="replace").strip()[-500:]
     raise SandboxError(f"sandbox: the container did not start: {text or 'it ended without a word'}")
-
-
-def layer_bytes(container: str) -> int:
-    with engine_client.errors("measure a container"):
-        found = engine_client.client().containers(all=True, size=True, filters={"id": container})
-    return int(found[0].get("SizeRw") or 0) if found else 0
 
 
 def remove_failed(handle: DockerHandle) -> None:

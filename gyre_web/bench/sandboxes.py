@@ -1,9 +1,11 @@
 """What a sandbox costs: to start, warm and cold; a call through its relay; 64 at once; and what is left behind.
 
 From:  `manage.py bench sandboxes`.
-To:    warm_ms, cold_ms, relay_ms, orphans, and the same of each kind.
+To:    warm_ms, cold_ms, relay_ms, orphans, and the same of each kind; docker also from a task's image; disk: how far
+       past its limit a program gets.
 Holds: real sandboxes, gateway and Postgres; the engine is the scripted one. A start counts from the launch to the first
-       word of the program. The image is small and on this host; a container engine is started where none answers.
+       word of the program. `image` of each figure says what it started from: a small image of this machine's programs,
+       and a task's, built from a Dockerfile (_task_image.py). A container engine is started where none answers.
        The relay's overhead is a call through it less the same call made to its server directly, in the same sandbox's
        own words and on the same machine.
 
@@ -15,6 +17,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +26,25 @@ from django.db import connection
 
 from environments.models import Rollout, Sandbox, Session
 from environments.sandboxes import Handle, Launch, Limits, get_sandboxes, reap
+from gyre_web.bench._disk import measure_disk
 from gyre_web.bench._echo import CLIENT, serve_echo
-from gyre_web.bench._small_image import import_image
+from gyre_web.bench._small_image import IMAGE, import_image
 from gyre_web.bench._stage import Stage, stage
+from gyre_web.bench._task_image import measure_task_image
 from gyre_web.bench.gateway import prepare_rows, start_engine, start_gateway
 from gyre_web.up.engine import OwnEngine, answers, why_no_engine
 
 MIB = 1 << 20
 LIMITS = Limits(cpu_s=None, memory_bytes=512 * MIB, num_processes=64, file_bytes=64 * MIB, disk_bytes=256 * MIB)
+TASK_LIMITS = replace(LIMITS, memory_bytes=2048 * MIB, disk_bytes=2048 * MIB)
 KINDS = (Sandbox.Kind.PROCESS.value, Sandbox.Kind.DOCKER.value)
 TARGET_WARM_MS, TARGET_COLD_MS, TARGET_RELAY_MS = 150.0, 1500.0, 1.0
 WORD = b"up\n"
+SAY_UP = ["/bin/sh", "-c", "echo up; sleep 600"]
 LAUNCHERS = 8
+DISK_BYTES = 64 * MIB
+OPEN_DIRECTORY = "srv/opentmp"
+"""Of the small image: everybody may write there, into the container's own layer."""
 ASK = """
 import http.client, json, sys
 c = http.client.HTTPConnection("127.0.0.1", 8100)
@@ -59,23 +69,26 @@ def run(quick: bool) -> dict[str, Any]:
         tree = made.directory / "tree"
         tree.mkdir()
         (tree / "task.txt").write_text("find me\n")
-        image = None if reason else import_image("1")
+        image = None if reason else import_image("1", {f"{OPEN_DIRECTORY}/kept": "."})
         prepare_rows(made)
         kinds = {
             kind: measure_kind(made, kind, tree, image if kind == "docker" else None, rounds=rounds, crowd=crowd)
             for kind in KINDS
             if kind == "process" or image
         }
+        task_image = measure_from_task_image(made, quick, rounds) if image else {"skipped": reason}
         orphans = count_orphans()
+    starts = [*kinds.values(), *([] if "skipped" in task_image else [task_image])]
     found = {
         "name": "sandboxes",
         "quick": quick,
-        "warm_ms": max(kind["warm_ms"] for kind in kinds.values()),
-        "cold_ms": max(kind["cold_ms"] for kind in kinds.values()),
+        "warm_ms": max(start["warm_ms"] for start in starts),
+        "cold_ms": max(start["cold_ms"] for start in starts),
         "relay_ms": max(kind["relay_ms"] for kind in kinds.values()),
         "orphans": orphans,
         "at_once": crowd,
         "kinds": kinds,
+        "task_image": task_image,
         "kinds_skipped": {"docker": reason} if reason else {},
     }
     return found | {"ok": is_ok(found)}
@@ -108,31 +121,58 @@ def engine() -> Iterator[None]:
 
 def measure_kind(made: Stage, kind: str, tree: Path, image: str | None, *, rounds: int, crowd: int) -> dict[str, Any]:
     def build(command: list[str], gateway: bool = False) -> Launch:
-        return Launch(
-            rollout_id=None,
-            session_id=None,
-            purpose="agent",
-            command=command,
-            environment={},
-            work_tree=tree,
-            read_only=(),
-            gateway=gateway,
-            timeout_s=600.0,
-            limits=LIMITS,
-            image=image,
-        )
+        return build_launch(command, tree=tree, image=image, gateway=gateway)
 
     get_sandboxes(kind).launch(build(["true"])).remove()  # what is made once a machine
-    cold = [time_start(kind, build(["/bin/sh", "-c", "echo up; sleep 600"])) for _ in range(rounds)]
-    warm = time_warm(build, rounds) if kind == "docker" else cold
+    cold = [time_start(kind, build(SAY_UP)) for _ in range(rounds)]
+    warm = time_warm(build(SAY_UP), rounds) if kind == "docker" else cold
     return {
+        "image": f"{IMAGE}:1" if image else "none",
         "cold_ms": statistics.median(cold),
         "warm_ms": statistics.median(warm),
         "cold_all_ms": [round(value, 1) for value in cold],
         "warm_all_ms": [round(value, 1) for value in warm],
         **measure_relay(kind, build),
         **measure_crowd(made, kind, build, crowd),
+        "disk": measure_past_limit(kind, image),
     }
+
+
+def measure_past_limit(kind: str, image: str | None) -> list[dict[str, Any]]:
+    def build(command: list[str]) -> Launch:
+        return build_launch(command, tree=None, image=image, limits=replace(LIMITS, disk_bytes=DISK_BYTES))
+
+    places = ["/work", f"/{OPEN_DIRECTORY}"] if image else ["/work"]
+    return [row for place in places for row in measure_disk(kind, build, place, DISK_BYTES)]
+
+
+def measure_from_task_image(made: Stage, quick: bool, rounds: int) -> dict[str, Any]:
+    return measure_task_image(
+        made.directory,
+        quick,
+        rounds,
+        build_launch=lambda image: build_launch(SAY_UP, tree=None, image=image, limits=TASK_LIMITS),
+        cold=lambda launch: time_start("docker", launch),
+        warm=time_warm,
+    )
+
+
+def build_launch(
+    command: list[str], *, tree: Path | None, image: str | None, gateway: bool = False, limits: Limits = LIMITS
+) -> Launch:
+    return Launch(
+        rollout_id=None,
+        session_id=None,
+        purpose="agent",
+        command=command,
+        environment={},
+        work_tree=tree,
+        read_only=(),
+        gateway=gateway,
+        timeout_s=600.0,
+        limits=limits,
+        image=image,
+    )
 
 
 def time_start(kind: str, launch: Launch) -> float:
@@ -145,13 +185,12 @@ def time_start(kind: str, launch: Launch) -> float:
     return took
 
 
-def time_warm(build: Any, rounds: int) -> list[float]:
+def time_warm(launch: Launch, rounds: int) -> list[float]:
     """Each start finds one that was prepared; preparing is not counted."""
     from environments.sandboxes.container import build_form
     from environments.sandboxes.docker import prepare
     from environments.sandboxes.pool import create_warm_row
 
-    launch = build(["/bin/sh", "-c", "echo up; sleep 600"])
     took = []
     for _ in range(rounds):
         form = build_form(launch)
