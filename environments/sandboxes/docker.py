@@ -161,7 +161,8 @@ def prepare(form: Form, row: Sandbox) -> DockerHandle:
         ]
         gateway = gateway_directory(uid) if form.gateway else None
         config = build_config(form, row.id, directory, mounts, gateway)
-        row.handle = start(config, handle.container) | {"disk_bytes": form.limits.disk_bytes, "form": form.key}
+        known = {"disk_bytes": form.limits.disk_bytes, "form": form.key}
+        row.handle = row.handle | start(config, handle.container) | known
         row.save(update_fields=["handle"])
     except (OSError, SandboxError) as error:
         remove_failed(handle)

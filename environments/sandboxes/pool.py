@@ -2,8 +2,9 @@
 
 From:  docker.py, which notes every launch and claims what is there.
 To:    Sandbox rows with purpose `warm` and a lease; any worker of this host may claim one.
-Holds: at most settings.WARM_SANDBOXES of this process's making; for each form as many as were launched in the last
-       WINDOW_S. What nobody wanted for that long is removed; what a dead worker left, its lease gives to the reaper.
+Holds: at most settings.WARM_SANDBOXES of this process's making; for each form as many as it launched in the last
+       WINDOW_S. What nobody wanted for that long is removed by whoever made it; what a dead worker left, its lease gives
+       to the reaper. Several workers of a host share what is there and do not count each other's.
 Never: delays a launch: what is not there is made by the launch itself.
 """
 
@@ -14,6 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from datetime import timedelta
+from uuid import uuid4
 
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
@@ -40,6 +42,8 @@ class Pool:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self.name = uuid4().hex
+        """In the handle of what this pool made."""
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
@@ -135,6 +139,7 @@ class Pool:
             host=host_name(),
             stopped_at=None,
             handle__form=key,
+            handle__pool=self.name,
             lease_expires_at__gt=timezone.now(),
         )
         return [row for row in found.order_by("created_at") if row.directory == str(directory_of(row.id))]
@@ -142,7 +147,7 @@ class Pool:
     def _make(self, key: str) -> int:
         """One at a time: launches go before."""
         form = self._forms[key]
-        row = create_warm_row(form)
+        row = create_warm_row(form, self.name)
         try:
             prepare(form, row)
         except SandboxError as error:
@@ -183,9 +188,8 @@ class Pool:
             self._wake.wait(ROUND_S)
 
 
-def create_warm_row(form: Form) -> Sandbox:
-    from uuid import uuid4
-
+def create_warm_row(form: Form, pool: str = "") -> Sandbox:
+    """pool: name of the one that keeps its lease."""
     sandbox = uuid4()
     return Sandbox.objects.create(
         id=sandbox,
@@ -194,6 +198,7 @@ def create_warm_row(form: Form) -> Sandbox:
         image=form.facts.image,
         host=host_name(),
         directory=str(directory_of(sandbox)),
+        handle={"pool": pool},
         lease_expires_at=timezone.now() + timedelta(seconds=WARM_LEASE_S),
     )
 

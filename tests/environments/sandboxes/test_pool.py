@@ -152,6 +152,26 @@ def test_the_bound_holds_over_all_forms(own_pool: Pool, warm_up: Any, launch_she
 
 
 @pytest.mark.docker
+def test_two_workers_of_a_host_share_what_is_there_and_do_not_undo_each_other(
+    own_pool: Pool, warm_up: Any, launch_shell: LaunchShell
+) -> None:
+    warm_up(2)
+    fill(own_pool)
+    mine = warm_rows()
+    other = Pool()
+    other.note(build_form(launch_shell.build("true")))
+
+    assert other.balance() == 1
+    assert other.balance() == 1
+
+    assert len(warm_rows()) == 3
+    assert set(mine) <= set(warm_rows())
+    claimed = other.claim(build_form(launch_shell.build("true")), launch_shell.build("true"))
+    assert claimed is not None
+    assert claimed.row in mine  # the oldest, whoever made it
+
+
+@pytest.mark.docker
 def test_what_nobody_wants_any_more_is_removed_with_its_container(
     own_pool: Pool, warm_up: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +254,6 @@ def test_the_pool_fills_itself_in_the_background(
     monkeypatch.setattr(pool, "POOL", mine)
     launch_shell("true").remove()
     launch_shell("true").remove()
-    wait_for(lambda: len([row for row in warm_rows() if row.handle]) == 2, timeout_s=60.0)
+    wait_for(lambda: len([row for row in warm_rows() if "pid" in row.handle]) == 2, timeout_s=60.0)
     monkeypatch.setattr(pool, "WINDOW_S", 0.0)
     wait_for(lambda: not warm_rows() and mine._thread is None, timeout_s=60.0)
