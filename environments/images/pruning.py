@@ -26,7 +26,7 @@ from django.utils import timezone
 from environments.harnesses.runtimes import root_directory as bundles_directory
 from environments.models import Image, Sandbox
 from environments.sandboxes.directory import host_name
-from environments.sandboxes.engine_client import client, errors, short
+from environments.sandboxes.engine_client import client, errors, short, why_unreachable
 from environments.sandboxes.protocol import SandboxError
 
 MIN_AGE_S = 3600.0
@@ -48,9 +48,11 @@ class Stale:
 
 
 def find_stale(unused: timedelta) -> list[Stale]:
-    """Largest first. Raises SandboxError where the engine does not answer."""
+    """Largest first; where no container engine answers, bundles alone. Raises SandboxError where it stops answering."""
     before = timezone.now() - max(unused, timedelta(seconds=MIN_AGE_S))
-    found = [*_find_images(before), *_find_facts(before), *_find_bundles(before)]
+    found = [*_find_bundles(before)]
+    if why_unreachable() is None:
+        found += [*_find_images(before), *_find_facts(before)]
     return sorted(found, key=lambda stale: (-stale.size_bytes, stale.name))
 
 

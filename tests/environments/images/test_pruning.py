@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
@@ -12,11 +13,9 @@ import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from environments.harnesses import runtimes
 from environments.images.ensure import ensure_image, want_image
-from environments.images.pruning import find_stale, mounted_bundles, remove
+from environments.images.pruning import find_stale, remove
 from environments.models import Image, Task
-from environments.sandboxes import Launch, Limits, Mount, get_sandboxes
 from environments.sandboxes.engine_client import client
 from tests.environments.images.conftest import LOCAL, MakeTask
 
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.sandbox, pytest.
 
 MONTH = timedelta(days=30)
 LONG_AGO = timedelta(days=40)
-MIB = 1 << 20
 
 Build = Callable[..., str]
 
@@ -32,7 +30,6 @@ Build = Callable[..., str]
 @pytest.fixture
 def build(make_task: MakeTask) -> Build:
     """build(name, age=...) -> id of a task image that was last wanted so long ago."""
-    import threading
 
     def make(name: str = "one", *, age: timedelta = LONG_AGO) -> str:
         task = make_task(f"FROM {LOCAL}\nRUN echo {name} > /name", name=name)
@@ -125,45 +122,3 @@ def test_records_and_facts_of_images_that_are_gone_go(build: Build, settings) ->
     assert sorted(row["kind"] for row in prune("--yes")["stale"]) == ["facts", "record"]
     assert not Image.objects.exists()
     assert not facts.exists()
-
-
-def test_a_bundle_goes_when_nobody_wanted_it_and_no_sandbox_has_it_mounted(
-    transactional_db, settings, tmp_path: Path, shared_data: Path, container_engine: str
-) -> None:
-    settings.DATA_DIR = tmp_path / "data"
-    for path in (tmp_path, *list(tmp_path.parents)[:2]):
-        path.chmod(0o755)
-    (tmp_path / "data").mkdir()
-    old = (timezone.now() - LONG_AGO).timestamp()
-    for name in ("mounted-1", "unused-1", "wanted-1"):
-        path = runtimes.root_directory() / name
-        path.mkdir(parents=True)
-        (path / "program").write_text("x" * 100_000)
-        os.utime(path, (old, old))
-    runtimes.stamp(runtimes.root_directory() / "wanted-1")
-    handle = get_sandboxes("process").launch(launch_with(runtimes.root_directory() / "mounted-1"))
-    try:
-        assert mounted_bundles() == {"mounted-1"}
-        done = prune("--yes")
-    finally:
-        handle.remove()
-
-    assert [(row["kind"], row["name"], row["removed"]) for row in done["stale"]] == [("bundle", "unused-1", True)]
-    assert done["removed_bytes"] >= 100_000
-    assert sorted(path.name for path in runtimes.root_directory().iterdir()) == ["mounted-1", "wanted-1"]
-    assert [stale.name for stale in find_stale(MONTH)] == ["mounted-1"]
-
-
-def launch_with(bundle: Path) -> Launch:
-    return Launch(
-        rollout_id=None,
-        session_id=None,
-        purpose="agent",
-        command=["sleep", "60"],
-        environment={},
-        work_tree=None,
-        read_only=[Mount(source=bundle, target="/gyre/bundle")],
-        gateway=False,
-        timeout_s=60.0,
-        limits=Limits(cpu_s=None, memory_bytes=256 * MIB, num_processes=16, file_bytes=16 * MIB, disk_bytes=16 * MIB),
-    )
