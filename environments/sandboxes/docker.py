@@ -203,9 +203,7 @@ def give_order(handle: DockerHandle, form: Form, launch: Launch) -> None:
     fill_tree(directory / "slot", slot, uid)
     deadline = time.monotonic() + START_TIMEOUT_S
     send(handle, json.dumps(complete_order(form, launch)).encode(), deadline)
-    while not read_state(directory):
-        check_starting(handle, deadline)
-        time.sleep(POLL_S)
+    wait_started(handle, deadline)
 
 
 def complete_order(form: Form, launch: Launch) -> dict[str, Any]:
@@ -244,7 +242,7 @@ def send(handle: DockerHandle, order: bytes, deadline: float) -> None:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-        check_starting(handle, deadline)
+        check_starting(handle, handle.is_alive(), deadline)
         time.sleep(POLL_S)
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -256,8 +254,17 @@ def send(handle: DockerHandle, order: bytes, deadline: float) -> None:
         os.close(fd)
 
 
-def check_starting(handle: DockerHandle, deadline: float) -> None:
-    if handle.is_alive() and time.monotonic() < deadline:
+def wait_started(handle: DockerHandle, deadline: float) -> None:
+    while True:
+        is_alive = handle.is_alive()  # before the state is read: a short program may have begun and ended in between
+        if read_state(handle.directory):
+            return
+        check_starting(handle, is_alive, deadline)
+        time.sleep(POLL_S)
+
+
+def check_starting(handle: DockerHandle, is_alive: bool, deadline: float) -> None:
+    if is_alive and time.monotonic() < deadline:
         return
     said = b""
     with contextlib.suppress(SandboxError, docker.errors.DockerException):

@@ -76,7 +76,7 @@ def run(quick: bool) -> dict[str, Any]:
             for kind in KINDS
             if kind == "process" or image
         }
-        task_image = measure_from_task_image(made, quick, rounds) if image else {"skipped": reason}
+        task_image: dict[str, Any] = measure_from_task_image(made, quick, rounds) if image else {"skipped": reason}
         orphans = count_orphans()
     starts = [*kinds.values(), *([] if "skipped" in task_image else [task_image])]
     found = {
