@@ -28,7 +28,7 @@ django.setup()
 from django.conf import settings as settings  # noqa: E402
 
 from environments.gateway.bodies import HungUp, read_body, read_request  # noqa: E402
-from environments.gateway.calls import Calls, Refusal  # noqa: E402
+from environments.gateway.calls import Calls  # noqa: E402
 from environments.gateway.delivery import Delivery, GatewayLost, watch_hang_up  # noqa: E402
 from environments.gateway.dialects import BadRequest, Dialect, Target, find_dialect  # noqa: E402
 from environments.gateway.forwarding import forward  # noqa: E402
@@ -36,6 +36,7 @@ from environments.gateway.generation import Generation  # noqa: E402
 from environments.gateway.http_client import HttpClient  # noqa: E402
 from environments.gateway.messages import Request, find_media  # noqa: E402
 from environments.gateway.record import LeaseLost, Record  # noqa: E402
+from environments.gateway.refusal import Refusal  # noqa: E402
 from environments.gateway.routing import Routing  # noqa: E402
 from environments.gateway.sessions import Elsewhere, Held, Sessions  # noqa: E402
 from environments.gateway.wire_journal import WireJournal  # noqa: E402
@@ -196,13 +197,13 @@ class Gateway:
             offset=incoming.offset,
         )
         watcher = asyncio.create_task(watch_hang_up(receive, delivery))
-        self.calls.reader_came(call)
+        self.calls.readers.came(call)
         delivered = False
         try:
             delivered = await delivery.run()
         finally:
             watcher.cancel()
-            self.calls.reader_left(held.rollout, call, delivered=delivered)
+            self.calls.readers.left(held.rollout, call, delivered=delivered)
 
     async def _find(self, key: str, *, is_path_key: bool) -> Held | Elsewhere:
         """Waits while Postgres cannot be reached."""

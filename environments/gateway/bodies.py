@@ -14,9 +14,9 @@ from typing import Any
 
 import zstandard
 
-from environments.gateway.calls import Refusal
 from environments.gateway.dialects import BadRequest, Dialect, Target
 from environments.gateway.messages import Request
+from environments.gateway.refusal import Refusal
 from environments.text import load_json
 
 MAX_BODY_BYTES = 128 << 20

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from environments import live
 from environments.gateway.engine_client import EngineLost, EngineRefused, EngineTokens, generate
+from environments.gateway.events import call_event
 from environments.gateway.http_client import HttpClient
 from environments.gateway.open_rollout import LiveCall, OpenRollout
 from environments.gateway.record import EngineRow
@@ -31,30 +32,6 @@ BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 EXPERT_VERSION = -1
 
 logger = logging.getLogger(__name__)
-
-
-def call_event(call: LiveCall, **more: Any) -> tuple[str, dict[str, Any]]:
-    row = call.row
-    data = {
-        "call": str(row.id),
-        "index": row.index,
-        "state": row.state,
-        "dialect": row.dialect,
-        "streamed": row.streamed,
-        "retry_of": str(row.retry_of_id) if row.retry_of_id else None,
-        "replay_of": str(row.replay_of_id) if row.replay_of_id else None,
-        "drift": row.drift,
-        "prompt_node": row.prompt_node,
-        "num_prompt_tokens": row.num_prompt_tokens,
-        "finish_reason": row.finish_reason,
-        "error": row.error,
-        "engines": row.engines,
-        "first_token_s": row.first_token_s,
-        "duration_s": row.duration_s,
-        "held_s": row.held_s,
-        "hold_reason": "",
-    }
-    return "call", data | more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,9 @@ from environments.gateway.tree import Tree, unpack
 from environments.harnesses.base import Habits
 from environments.rendering.protocol import Renderer
 
+KEPT_CALLS = 32
+"""Calls of a rollout kept in memory after their end, for retries and reconnects."""
+
 
 @dataclass(eq=False, kw_only=True)
 class LiveCall:

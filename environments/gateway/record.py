@@ -7,12 +7,15 @@ Holds: one call's opening (its prompt nodes, its row, the counters) is one state
 Never: holds a connection while something is waited for.
 """
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import psycopg
 from django.db import connection as django_connection
 from psycopg import AsyncRawCursor
 from psycopg.rows import class_row, dict_row
@@ -24,6 +27,9 @@ from environments.text import dump_json, escape_text, restore_json
 POOL_SIZE = 16
 """Commits that wait together are flushed together."""
 LEASE_S = 15.0
+
+
+logger = logging.getLogger(__name__)
 
 
 class LeaseLost(Exception):
@@ -316,3 +322,19 @@ def counter_parameters(counters: Counters) -> dict[str, Any]:
         "r_newest": counters.newest_version,
         "r_drift": dump_json(counters.drift).decode(),
     }
+
+
+async def persist(write: Callable[[], Awaitable[None]]) -> None:
+    """Repeat until Postgres takes it: a restart of the database is not the harness's business. Raises LeaseLost."""
+    for attempt in range(1_000_000):
+        try:
+            await write()
+            return
+        except psycopg.errors.UniqueViolation as error:
+            if attempt:
+                return  # the first try was committed, only its answer was lost
+            raise LeaseLost from error
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            if attempt == 0:
+                logger.warning("Postgres cannot be reached; holding", extra={"error": str(error)})
+            await asyncio.sleep(min(1.0, 0.05 * 2**attempt))

@@ -23,9 +23,17 @@ from django.db import connection
 
 from environments import live
 from environments.config import Budgets, Sampling
-from environments.gateway.calls import KEPT_CALLS, RESUME_GRACE_S, Calls, Refusal
-from environments.gateway.open_rollout import LiveCall, OpenRollout, restore_done, restore_replayed, seconds_since
+from environments.gateway.calls import Calls
+from environments.gateway.open_rollout import (
+    KEPT_CALLS,
+    LiveCall,
+    OpenRollout,
+    restore_done,
+    restore_replayed,
+    seconds_since,
+)
 from environments.gateway.record import CallRow, NodeRow, Record, SessionRow
+from environments.gateway.refusal import Refusal
 from environments.gateway.replay import build_replay
 from environments.gateway.roles import Role
 from environments.gateway.tree import Tree, TreeNode, exact_digest
@@ -34,6 +42,8 @@ from environments.models.model import Model
 from environments.rendering.protocol import Renderer
 
 RENEW_S = 3.0
+RESUME_GRACE_S = 10.0
+"""A call that was taken over from another gateway waits this long for its reader."""
 IDLE_S = 900.0
 """A session without a request for this long is given up; the next request loads it again."""
 
@@ -170,7 +180,7 @@ class Sessions:
                 call = await restore_open(rollout, row)
                 rollout.remember(call)
                 self.calls.start(rollout, call)
-                self.calls.expect_reader(rollout, call, RESUME_GRACE_S)
+                self.calls.readers.expect(rollout, call, RESUME_GRACE_S)
 
     async def _model(self, model_id: UUID) -> tuple[Model, Renderer]:
         if model_id not in self.models:

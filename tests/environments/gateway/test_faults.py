@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import time
 
 import httpx
 from asgiref.sync import sync_to_async
 
 from environments import live
-from environments.gateway import calls as calls_module
 from environments.gateway import delivery as delivery_module
+from environments.gateway import readers as readers_module
 from environments.models import Call, Engine, Node, Rollout, Session
 from tests.environments.gateway.conftest import INSTRUCTION, chat, check_identity, events, unpack
 
@@ -132,7 +133,7 @@ async def test_a_weight_change_in_mid_call_gives_the_engines_own_spans(world):
 
 
 async def test_a_client_that_hangs_up_leaves_an_aborted_call_and_the_session_goes_on(world, monkeypatch):
-    monkeypatch.setattr(calls_module, "HANG_UP_GRACE_S", 0.05)
+    monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 0.05)
     session = await world.session()
     world.engine.rule = lambda prompt: "0123456789" * 50
     world.engine.tokens_per_s = 30
@@ -175,13 +176,13 @@ async def test_a_marked_retry_of_a_delivered_answer_gets_the_same_answer(world):
 
 
 async def test_a_whole_answer_that_nobody_took_is_aborted_and_promoted_when_used(world, monkeypatch):
-    monkeypatch.setattr(calls_module, "HANG_UP_GRACE_S", 0.05)
+    monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 0.05)
     session = await world.session()
     world.engine.rule = lambda prompt: '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
     world.engine.pause()
     async with world.client(session) as client:
         with contextlib.suppress(httpx.TimeoutException):
-            monkeypatch.setattr(calls_module, "HANG_UP_GRACE_S", 0.5)
+            monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 0.5)
             await client.post(PATH, json=chat(INSTRUCTION), timeout=0.1)
         world.engine.resume()
         await until(lambda: Call.objects.filter(rollout=session.rollout_id, state="aborted").aexists())
@@ -218,13 +219,17 @@ async def test_a_waiting_json_body_is_kept_warm_with_blanks(world, monkeypatch):
     monkeypatch.setattr(delivery_module, "KEEP_ALIVE_S", 0.03)
     session = await world.session()
     await world.set_engine("engine", state="holding")
-    async with world.client(session) as client:
-        call = asyncio.create_task(client.post(PATH, json=chat("hi")))
-        await asyncio.sleep(0.2)
-        await world.set_engine("engine", state="serving")
-        response = await call
-    assert response.content.startswith(b"   ")
-    assert response.json()["choices"]
+    body = b""
+    async with (
+        world.client(session) as client,
+        client.stream("POST", PATH, json=chat("hi"), headers={"accept-encoding": "identity"}) as response,
+    ):
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) >= 3 and not body.strip():
+                await world.set_engine("engine", state="serving")
+    assert body.startswith(b"   ")
+    assert json.loads(body)["choices"]
 
 
 async def test_an_engine_that_refuses_the_request_ends_the_call_not_the_session(world):
