@@ -81,7 +81,7 @@ class Gateway:
         self.host = os.uname().nodename
         self.record = Record(f"{self.host}/{self.socket_name}"[:100])
         self.client = HttpClient()
-        self.routing = Routing(self.record)
+        self.routing = Routing(self.record, self.client)
         self.calls = Calls(record=self.record, generation=Generation(routing=self.routing, client=self.client))
         self.sessions = Sessions(record=self.record, calls=self.calls, socket_dir=self.socket_dir, host=self.host)
         self.num_requests = 0

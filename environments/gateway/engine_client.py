@@ -6,6 +6,7 @@ Holds: every error is EngineLost (go elsewhere) or EngineRefused (this request i
 Never: decodes text.
 """
 
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,16 +74,16 @@ async def generate(
                 *lines, buffer = (buffer + piece).split(b"\n")
                 data = [line[5:].strip() for line in lines if line.startswith(b"data:")]
                 is_done = b"[DONE]" in data
-                chunks = [orjson.loads(line) for line in data if line != b"[DONE]"]
+                chunks = orjson.loads(b"[" + b",".join(line for line in data if line != b"[DONE]") + b"]")
                 failed = next((index for index, chunk in enumerate(chunks) if "error" in chunk), len(chunks))
                 if failed:
-                    yield merge_tokens([read_chunk(chunk) for chunk in chunks[:failed]])
+                    yield read_chunks(chunks[:failed])
                 if failed < len(chunks):
                     raise EngineLost(f"The engine failed in mid-answer: {chunks[failed]['error']}")
                 if is_done:
                     await response.read()
                     return
-    except (OSError, TimeoutError, orjson.JSONDecodeError, KeyError, IndexError) as error:
+    except (OSError, TimeoutError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise EngineLost(f"Engine {base_url}: {error!r}.") from error
     raise EngineLost(f"Engine {base_url} ended its stream without [DONE].")
 
@@ -93,29 +94,31 @@ def raise_status(status: int, text: str) -> None:
     raise EngineLost(f"The engine answered HTTP {status}: {text}")
 
 
-def merge_tokens(pieces: list[EngineTokens]) -> EngineTokens:
-    """What arrived together, as one piece: on a busy machine most of a token's cost is the handling of its piece."""
-    if len(pieces) == 1:
-        return pieces[0]
-    cached = [piece.num_cached for piece in pieces if piece.num_cached is not None]
-    return EngineTokens(
-        ids=[token_id for piece in pieces for token_id in piece.ids],
-        logprobs=[logprob for piece in pieces for logprob in piece.logprobs or ()],
-        finish_reason=next((piece.finish_reason for piece in reversed(pieces) if piece.finish_reason), ""),
-        versions=next((piece.versions for piece in reversed(pieces) if piece.versions), []),
-        num_cached=cached[-1] if cached else None,
-    )
+def read_chunks(chunks: list[dict[str, Any]]) -> EngineTokens:
+    """What arrived together, as one piece: on a busy machine most of a token's cost is the handling of its piece.
 
-
-def read_chunk(chunk: dict[str, Any]) -> EngineTokens:
-    if not chunk["choices"]:
-        details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
-        return EngineTokens(ids=[], logprobs=[], num_cached=details.get("cached_tokens"))
-    choice = chunk["choices"][0]
-    content = (choice.get("logprobs") or {}).get("content") or []
+    Raises EngineLost, or KeyError, TypeError and their like for what is no chunk at all.
+    """
+    ids: list[int] = []
+    logprobs: list[float] = []
+    finish_reason = ""
+    versions: list[tuple[int, int, str]] = []
+    num_cached = None
+    for chunk in chunks:
+        if not chunk["choices"]:
+            num_cached = ((chunk.get("usage") or {}).get("prompt_tokens_details") or {}).get(
+                "cached_tokens", num_cached
+            )
+            continue
+        choice = chunk["choices"][0]
+        ids += choice.get("token_ids") or ()
+        logprobs += [entry["logprob"] for entry in (choice.get("logprobs") or {}).get("content") or ()]
+        finish_reason = choice.get("finish_reason") or finish_reason
+        if choice.get("weight_versions"):
+            versions = [(v["start"], v["end"], v["version"]) for v in choice["weight_versions"]]
+    array("I", ids)  # raises for what is no token id
+    if len(logprobs) != len(ids):
+        raise EngineLost(f"The engine sent {len(logprobs)} logprobs for {len(ids)} tokens.")
     return EngineTokens(
-        ids=choice.get("token_ids") or [],
-        logprobs=[entry["logprob"] for entry in content],
-        finish_reason=choice.get("finish_reason") or "",
-        versions=[(v["start"], v["end"], v["version"]) for v in choice.get("weight_versions") or ()],
+        ids=ids, logprobs=logprobs, finish_reason=finish_reason, versions=versions, num_cached=num_cached
     )

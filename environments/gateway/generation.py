@@ -102,11 +102,12 @@ class Generation:
             async with asyncio.timeout(None) as scope:
                 with self.routing.watch(engine.id, scope):
                     async for piece in self._ask(rollout, call, engine):
+                        self.routing.heard(engine.id)
                         self._take(rollout, call, engine, decoder, piece)
                         finish = piece.finish_reason or finish
                         settled = settled or self._settle(call, start, piece)
         except TimeoutError as error:
-            raise EngineLost("It left for other work.") from error
+            raise EngineLost("It left for other work, or does not answer any more.") from error
         finally:
             self.routing.end(engine.id)
             if not settled and len(call.sampled) > start and call.versions[start] != EXPERT_VERSION:

@@ -2,8 +2,8 @@
 
 From:  sessions.py, calls.py and routing.py.
 To:    Session, Rollout (counters, ending), Call and Node rows; reads Engine rows.
-Holds: one call's opening (its prompt nodes, its row, the counters) is one statement, and so is its end; both happen
-       only while this gateway holds the session's lease, so a gateway that lost it writes nothing.
+Holds: one call's opening (its prompt nodes, its row, the counters) is written whole or not at all, and so is its end;
+       both only while this gateway holds the session's lease, so a gateway that lost it writes nothing.
 Never: holds a connection while something is waited for.
 """
 
@@ -21,11 +21,11 @@ from psycopg import AsyncRawCursor
 from psycopg.rows import class_row, dict_row
 
 from environments.gateway import sql
+from environments.gateway.batches import Batches
 from environments.gateway.connections import Connections
-from environments.text import dump_json, escape_text, restore_json
+from environments.text import dump_json, restore_json
 
-POOL_SIZE = 16
-"""Commits that wait together are flushed together."""
+POOL_SIZE = 8
 LEASE_S = 15.0
 
 
@@ -152,6 +152,8 @@ class Record:
         parameters = django_connection.get_connection_params()
         keep = {k: v for k, v in parameters.items() if k in ("dbname", "user", "password", "host", "port", "sslmode")}
         self._pool = Connections({**keep, "autocommit": True, "prepare_threshold": 2}, size=POOL_SIZE)
+        self._opened = Batches(connections=self._pool, statement=sql.OPEN_CALLS, gateway=gateway)
+        self._finished = Batches(connections=self._pool, statement=sql.FINISH_CALLS, gateway=gateway)
 
     async def close(self) -> None:
         await self._pool.close()
@@ -199,16 +201,14 @@ class Record:
 
     async def open_call(self, *, rollout_id: UUID, call: CallRow, nodes: Sequence[NodeRow], counters: Counters) -> None:
         """Raises LeaseLost, and then nothing is written."""
-        parameters = {"nodes": context_nodes_json(nodes)} | call_parameters(call) | counter_parameters(counters)
-        parameters |= {"rollout": rollout_id, "me": self.gateway}
-        if not await self._changed(sql.OPEN_CALL, parameters):
+        row = call_json(call) | counter_json(rollout_id, counters) | {"nodes": [node_json(node) for node in nodes]}
+        if not await self._opened.write(rollout_id, row):
             raise LeaseLost
 
     async def finish_call(self, *, rollout_id: UUID, call: CallRow, node: NodeRow | None, counters: Counters) -> None:
         """Raises LeaseLost, and then nothing is written."""
-        parameters = one_node_parameters(node) | call_parameters(call) | counter_parameters(counters)
-        parameters |= {"rollout": rollout_id, "me": self.gateway}
-        if not await self._changed(sql.FINISH_CALL, parameters):
+        row = call_end_json(call) | counter_json(rollout_id, counters) | {"node": sampled_json(node) if node else {}}
+        if not await self._finished.write(rollout_id, row):
             raise LeaseLost
 
     async def mark_call(
@@ -238,81 +238,50 @@ class Record:
             return cursor.rowcount > 0
 
 
-def context_nodes_json(nodes: Sequence[NodeRow]) -> str:
-    """Prompt nodes as one JSON text: any number of them is one parameter, made in C."""
-    rows = [
-        {
-            "index": node.index,
-            "parent": node.parent,
-            "depth_tokens": node.depth_tokens,
-            "key": node.key.hex(),
-            "role": node.role,
-            "branch_role": node.branch_role,
-            "ids": node.ids.hex(),
-            "message": node.message,
-            "flags": list(node.flags),
-        }
-        for node in nodes
-    ]
-    return dump_json(rows).decode()
-
-
-def one_node_parameters(node: NodeRow | None) -> dict[str, Any]:
-    """A sampled node, one value a column; all null where there is none."""
+def node_json(node: NodeRow) -> dict[str, Any]:
     return {
-        "n_index": node.index if node else None,
-        "n_parent": node.parent if node else None,
-        "n_depth": node.depth_tokens if node else None,
-        "n_key": node.key if node else None,
-        "n_role": node.role if node else "",
-        "n_branch_role": node.branch_role if node else "",
-        "n_sampled": node.sampled if node else False,
-        "n_trainable": node.trainable if node else False,
-        "n_opener": node.opener_length if node else 0,
-        "n_ids": node.ids if node else None,
-        "n_logprobs": node.behaviour_logprobs if node else None,
-        "n_spans": dump_json(node.version_spans).decode() if node else None,
-        "n_oldest_kv": node.oldest_kv_version if node else None,
-        "n_engines": dump_json(node.engines).decode() if node else None,
-        "n_message": dump_json(node.message).decode() if node else None,
-        "n_flags": dump_json(node.flags).decode() if node else None,
+        "index": node.index,
+        "parent": node.parent,
+        "depth_tokens": node.depth_tokens,
+        "key": node.key.hex(),
+        "role": node.role,
+        "branch_role": node.branch_role,
+        "ids": node.ids.hex(),
+        "message": node.message,
+        "flags": list(node.flags),
     }
 
 
-def call_parameters(call: CallRow) -> dict[str, Any]:
-    return {
-        "c_id": call.id,
-        "c_session": call.session_id,
-        "c_index": call.index,
-        "c_relay_call": call.relay_call,
-        "c_dialect": call.dialect,
-        "c_digest": call.digest,
-        "c_state": call.state,
-        "c_prompt_node": call.prompt_node,
-        "c_answer_node": call.answer_node,
-        "c_streamed": call.streamed,
-        "c_requested": dump_json(call.requested).decode(),
-        "c_imposed": dump_json(call.imposed).decode(),
-        "c_unknown": dump_json(call.unknown).decode(),
-        "c_drift": dump_json(call.drift).decode(),
-        "c_num_prompt": call.num_prompt_tokens,
-        "c_num_cached": call.num_cached_tokens,
-        "c_num_sampled": call.num_sampled_tokens,
-        "c_finish": call.finish_reason,
-        "c_status": call.http_status,
-        "c_error": escape_text(call.error),
-        "c_engines": dump_json(call.engines).decode(),
-        "c_retry_of": call.retry_of_id,
-        "c_replay_of": call.replay_of_id,
-        "c_started": call.started_at,
-        "c_first_token": call.first_token_s,
-        "c_held": call.held_s,
-        "c_duration": call.duration_s,
+def sampled_json(node: NodeRow) -> dict[str, Any]:
+    return node_json(node) | {
+        "sampled": node.sampled,
+        "trainable": node.trainable,
+        "opener_length": node.opener_length,
+        "logprobs": None if node.behaviour_logprobs is None else node.behaviour_logprobs.hex(),
+        "version_spans": node.version_spans,
+        "oldest_kv_version": node.oldest_kv_version,
+        "engines": node.engines,
     }
 
 
-def counter_parameters(counters: Counters) -> dict[str, Any]:
+def call_json(call: CallRow) -> dict[str, Any]:
+    return vars(call) | {"digest": call.digest.hex()}
+
+
+ENDED = (
+    "id", "session_id", "state", "answer_node", "imposed", "num_cached_tokens", "num_sampled_tokens", "finish_reason",
+    "http_status", "error", "engines", "first_token_s", "held_s", "duration_s",
+)  # fmt: skip
+"""What of a call is written at its end."""
+
+
+def call_end_json(call: CallRow) -> dict[str, Any]:
+    return {name: getattr(call, name) for name in ENDED}
+
+
+def counter_json(rollout_id: UUID, counters: Counters) -> dict[str, Any]:
     return {
+        "rollout": rollout_id,
         "r_calls": counters.num_calls,
         "r_branches": counters.num_branches,
         "r_sampled": counters.sampled_tokens,
@@ -320,7 +289,7 @@ def counter_parameters(counters: Counters) -> dict[str, Any]:
         "r_longest": counters.longest_context,
         "r_oldest": counters.oldest_version,
         "r_newest": counters.newest_version,
-        "r_drift": dump_json(counters.drift).decode(),
+        "r_drift": counters.drift,
     }
 
 

@@ -72,64 +72,76 @@ from environments_node where rollout_id = %(rollout)s order by index
 """
 
 CALL_COLUMNS = """id, session_id, index, relay_call, dialect, digest, state, prompt_node, answer_node, streamed,
-requested, imposed, unknown, drift, num_prompt_tokens, num_cached_tokens, num_sampled_tokens, finish_reason, http_status,
-error, engines, retry_of_id, replay_of_id, started_at, first_token_s, held_s, duration_s"""
+requested, imposed, unknown, drift, num_prompt_tokens, num_cached_tokens, num_sampled_tokens, finish_reason,
+http_status, error, engines, retry_of_id, replay_of_id, started_at, first_token_s, held_s, duration_s"""
 
 LOAD_CALLS = f"select {CALL_COLUMNS} from environments_call where rollout_id = %(rollout)s order by index"
 
 NODE_COLUMNS = """rollout_id, index, parent, depth_tokens, key, role, branch_role, sampled, trainable, opener_length, ids,
 behaviour_logprobs, version_spans, oldest_kv_version, engines, message, flags, created_at"""
 
-ONE_NODE_INSERT = f"""
-insert into environments_node ({NODE_COLUMNS})
-select %(rollout)s, %(n_index)s::int, %(n_parent)s::int, %(n_depth)s::int, %(n_key)s::bytea, %(n_role)s,
-    %(n_branch_role)s, %(n_sampled)s, %(n_trainable)s, %(n_opener)s::smallint, %(n_ids)s::bytea, %(n_logprobs)s::bytea,
-    %(n_spans)s::jsonb, %(n_oldest_kv)s::int, %(n_engines)s::jsonb, %(n_message)s::jsonb, %(n_flags)s::jsonb, now()
-from held where %(n_index)s::int is not null
+COUNT_ROLLOUTS = """
+update environments_rollout r set num_calls = h.r_calls, num_branches = h.r_branches, sampled_tokens = h.r_sampled,
+    distinct_tokens = h.r_distinct, longest_context = h.r_longest, oldest_version = h.r_oldest,
+    newest_version = h.r_newest, drift = h.r_drift, last_activity_at = now()
+from held h where r.id = h.rollout
 """
+COUNTER_TYPES = """rollout uuid, r_calls int, r_branches int, r_sampled bigint, r_distinct bigint, r_longest int,
+r_oldest int, r_newest int, r_drift jsonb"""
 
-NODE_INSERT = f"""
-insert into environments_node ({NODE_COLUMNS})
-select %(rollout)s, n.index, n.parent, n.depth_tokens, decode(n.key, 'hex'), n.role, n.branch_role, false, false, 0,
-    decode(n.ids, 'hex'), null, '[]'::jsonb, null, '[]'::jsonb, n.message, n.flags, now()
-from held, json_to_recordset(%(nodes)s::json) as n(index int, parent int, depth_tokens int, key text, role text,
-    branch_role text, ids text, message jsonb, flags jsonb)
-"""
-
-ROLLOUT_UPDATE = """
-update environments_rollout set num_calls = %(r_calls)s, num_branches = %(r_branches)s,
-    sampled_tokens = %(r_sampled)s, distinct_tokens = %(r_distinct)s, longest_context = %(r_longest)s,
-    oldest_version = %(r_oldest)s::int, newest_version = %(r_newest)s::int, drift = %(r_drift)s::jsonb,
-    last_activity_at = now()
-where id = %(rollout)s and exists (select 1 from held)
-"""
-
+# OPEN_CALLS and FINISH_CALLS take rows that wait together (batches.py): $1 a JSON array, $2 this gateway's name.
 # An opening may be lost with a crash of Postgres; an end may not, and its flush takes the opening along. An end whose
-# opening is lost writes nothing: calls.py opens the call once more.
-OPEN_CALL = f"""
+# opening is lost writes nothing: ending.py opens the call once more.
+OPEN_CALLS = f"""
 with held as (
-    select set_config('synchronous_commit', 'off', true) from environments_session
-    where id = %(c_session)s and gateway = %(me)s and finished_at is null
-), nodes as ({NODE_INSERT}), counted as ({ROLLOUT_UPDATE})
+    select g.*, set_config('synchronous_commit', 'off', true) from json_to_recordset($1::json) as g(
+        id uuid, session_id uuid, index int, relay_call text, dialect text, digest text, state text, prompt_node int,
+        answer_node int, streamed boolean, requested jsonb, imposed jsonb, unknown jsonb, drift jsonb,
+        num_prompt_tokens int, num_cached_tokens int, num_sampled_tokens int, finish_reason text, http_status smallint,
+        error text, engines jsonb, retry_of_id uuid, replay_of_id uuid, started_at timestamptz, first_token_s float8,
+        held_s float8, duration_s float8, nodes json, {COUNTER_TYPES})
+    join environments_session s on s.id = g.session_id
+    where s.gateway = $2 and s.finished_at is null
+), added as (
+    insert into environments_node ({NODE_COLUMNS})
+    select h.rollout, n.index, n.parent, n.depth_tokens, decode(n.key, 'hex'), n.role, n.branch_role, false, false, 0,
+        decode(n.ids, 'hex'), null, '[]'::jsonb, null, '[]'::jsonb, n.message, n.flags, now()
+    from held h, json_to_recordset(h.nodes) as n(index int, parent int, depth_tokens int, key text, role text,
+        branch_role text, ids text, message jsonb, flags jsonb)
+), counted as ({COUNT_ROLLOUTS})
 insert into environments_call (rollout_id, {CALL_COLUMNS})
-select %(rollout)s, %(c_id)s, %(c_session)s, %(c_index)s, %(c_relay_call)s, %(c_dialect)s, %(c_digest)s, %(c_state)s,
-    %(c_prompt_node)s::int, %(c_answer_node)s::int, %(c_streamed)s, %(c_requested)s::jsonb, %(c_imposed)s::jsonb,
-    %(c_unknown)s::jsonb, %(c_drift)s::jsonb, %(c_num_prompt)s, %(c_num_cached)s, %(c_num_sampled)s, %(c_finish)s, %(c_status)s::smallint,
-    %(c_error)s, %(c_engines)s::jsonb, %(c_retry_of)s::uuid, %(c_replay_of)s::uuid, %(c_started)s, %(c_first_token)s::float8, %(c_held)s,
-    %(c_duration)s::float8
+select rollout, id, session_id, index, relay_call, dialect, decode(digest, 'hex'), state, prompt_node, answer_node,
+    streamed, requested, imposed, unknown, drift, num_prompt_tokens, num_cached_tokens, num_sampled_tokens,
+    finish_reason, http_status, error, engines, retry_of_id, replay_of_id, started_at, first_token_s, held_s, duration_s
 from held
+returning id
 """
 
-FINISH_CALL = f"""
+FINISH_CALLS = f"""
 with held as (
-    select 1 from environments_session s join environments_call c on c.session_id = s.id
-    where s.id = %(c_session)s and s.gateway = %(me)s and c.id = %(c_id)s
-), nodes as ({ONE_NODE_INSERT}), counted as ({ROLLOUT_UPDATE})
-update environments_call set state = %(c_state)s, answer_node = %(c_answer_node)s::int, imposed = %(c_imposed)s::jsonb,
-    num_cached_tokens = %(c_num_cached)s, num_sampled_tokens = %(c_num_sampled)s, finish_reason = %(c_finish)s,
-    http_status = %(c_status)s::smallint, error = %(c_error)s, engines = %(c_engines)s::jsonb,
-    first_token_s = %(c_first_token)s::float8, held_s = %(c_held)s, duration_s = %(c_duration)s::float8
-where id = %(c_id)s and exists (select 1 from held)
+    select g.* from json_to_recordset($1::json) as g(
+        id uuid, session_id uuid, state text, answer_node int, imposed jsonb, num_cached_tokens int,
+        num_sampled_tokens int, finish_reason text, http_status smallint, error text, engines jsonb,
+        first_token_s float8, held_s float8, duration_s float8, node json, {COUNTER_TYPES})
+    join environments_session s on s.id = g.session_id
+    join environments_call c on c.id = g.id and c.session_id = s.id
+    where s.gateway = $2
+), added as (
+    insert into environments_node ({NODE_COLUMNS})
+    select h.rollout, n.index, n.parent, n.depth_tokens, decode(n.key, 'hex'), n.role, n.branch_role, n.sampled,
+        n.trainable, n.opener_length, decode(n.ids, 'hex'), decode(n.logprobs, 'hex'), n.version_spans,
+        n.oldest_kv_version, n.engines, n.message, n.flags, now()
+    from held h, json_to_record(h.node) as n(index int, parent int, depth_tokens int, key text, role text,
+        branch_role text, sampled boolean, trainable boolean, opener_length smallint, ids text, logprobs text,
+        version_spans jsonb, oldest_kv_version int, engines jsonb, message jsonb, flags jsonb)
+    where n.index is not null
+), counted as ({COUNT_ROLLOUTS})
+update environments_call c set state = h.state, answer_node = h.answer_node, imposed = h.imposed,
+    num_cached_tokens = h.num_cached_tokens, num_sampled_tokens = h.num_sampled_tokens,
+    finish_reason = h.finish_reason, http_status = h.http_status, error = h.error, engines = h.engines,
+    first_token_s = h.first_token_s, held_s = h.held_s, duration_s = h.duration_s
+from held h where c.id = h.id
+returning c.id
 """
 
 MARK_CALL = """

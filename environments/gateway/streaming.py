@@ -76,11 +76,12 @@ class StreamText:
     def _certain(self) -> list[Piece]:
         if self._strips_newlines and not self._sent:
             self._rest = self._rest.lstrip("\n")
-        openers = [at for opener in TOOL_OPENERS if (at := self._rest.find(opener)) >= 0]
+        may_open = "<" in self._rest or "[" in self._rest
+        openers = [at for opener in TOOL_OPENERS if (at := self._rest.find(opener)) >= 0] if may_open else []
         if openers:
             certain, self._state = self._rest[: min(openers)], "closed"
         else:
-            certain = self._rest[: len(self._rest) - held_length(self._rest)]
+            certain = self._rest[: len(self._rest) - held_length(self._rest)] if may_open else self._rest
         certain = certain.rstrip()
         if not certain:
             return []

@@ -114,7 +114,7 @@ class World:
 
 def client_for(socket: Path, session: Session, **options: Any) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(uds=str(socket))
-    return httpx.AsyncClient(transport=transport, base_url=f"http://gw/s/{session.key}", timeout=30, **options)
+    return httpx.AsyncClient(transport=transport, base_url=f"http://gw/s/{session.key}", **({"timeout": 120} | options))
 
 
 @pytest.fixture

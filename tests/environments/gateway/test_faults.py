@@ -5,7 +5,6 @@ import contextlib
 import json
 import time
 
-import httpx
 from asgiref.sync import sync_to_async
 
 from environments import live
@@ -18,7 +17,7 @@ PATH = "/v1/chat/completions"
 identity = sync_to_async(check_identity)
 
 
-async def until(condition, timeout_s=10.0):
+async def until(condition, timeout_s=60.0):
     async with asyncio.timeout(timeout_s):
         while True:
             value = condition()
@@ -26,6 +25,15 @@ async def until(condition, timeout_s=10.0):
             if value:
                 return value
             await asyncio.sleep(0.01)
+
+
+async def hang_up(client, body, *, when):
+    """Ask, and go away once `when` holds."""
+    asking = asyncio.create_task(client.post(PATH, json=body))
+    await until(when)
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await asking
 
 
 async def sampled_node(session):
@@ -59,9 +67,11 @@ async def test_a_crash_of_postgres_that_takes_the_opening_of_a_call_is_nothing_t
         world.engine.tokens_per_s = 100
         call = asyncio.create_task(client.post(PATH, json=chat(INSTRUCTION, "0123456789", "Go on.")))
         await until(lambda: len(world.engine.requests) == 2 and world.engine.requests[1].produced)
+        world.engine.pause()
         first = await Call.objects.aget(rollout=session.rollout_id, index=0)
         await Node.objects.filter(rollout=session.rollout_id, index__gt=first.answer_node).adelete()
         await Call.objects.filter(rollout=session.rollout_id, index=1).adelete()
+        world.engine.resume()
         assert (await call).json()["choices"][0]["message"]["content"] == "0123456789"
     assert await identity(session.rollout_id, [world.engine]) == 2
     nodes = [node async for node in Node.objects.filter(rollout=session.rollout_id).order_by("index")]
@@ -138,8 +148,11 @@ async def test_a_client_that_hangs_up_leaves_an_aborted_call_and_the_session_goe
     world.engine.rule = lambda prompt: "0123456789" * 50
     world.engine.tokens_per_s = 30
     async with world.client(session) as client:
-        with contextlib.suppress(httpx.TimeoutException):
-            await client.post(PATH, json=chat(INSTRUCTION), timeout=0.15)
+        await hang_up(
+            client,
+            chat(INSTRUCTION),
+            when=lambda: world.engine.requests and len(world.engine.requests[0].produced) >= 3,
+        )
         await until(lambda: Call.objects.filter(rollout=session.rollout_id, state="aborted").aexists())
         await until(lambda: asyncio.sleep(0, world.engine.requests[0].was_cut))
         world.engine.tokens_per_s = 0
@@ -152,12 +165,12 @@ async def test_a_client_that_hangs_up_leaves_an_aborted_call_and_the_session_goe
     assert again.retry_of_id == aborted.id
 
 
-async def test_a_retry_joins_the_call_in_flight(world):
+async def test_a_retry_joins_the_call_in_flight(world, monkeypatch):
+    monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 60.0)
     session = await world.session()
     world.engine.pause()
     async with world.client(session) as client:
-        with contextlib.suppress(httpx.TimeoutException):
-            await client.post(PATH, json=chat(INSTRUCTION), timeout=0.1)
+        await hang_up(client, chat(INSTRUCTION), when=lambda: world.engine.num_started)
         retry = asyncio.create_task(client.post(PATH, json=dict(reversed(chat(INSTRUCTION, user="other").items()))))
         await asyncio.sleep(0.05)
         world.engine.resume()
@@ -176,14 +189,12 @@ async def test_a_marked_retry_of_a_delivered_answer_gets_the_same_answer(world):
 
 
 async def test_a_whole_answer_that_nobody_took_is_aborted_and_promoted_when_used(world, monkeypatch):
-    monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 0.05)
+    monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 1.0)
     session = await world.session()
     world.engine.rule = lambda prompt: '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
     world.engine.pause()
     async with world.client(session) as client:
-        with contextlib.suppress(httpx.TimeoutException):
-            monkeypatch.setattr(readers_module, "HANG_UP_GRACE_S", 0.5)
-            await client.post(PATH, json=chat(INSTRUCTION), timeout=0.1)
+        await hang_up(client, chat(INSTRUCTION), when=lambda: world.engine.num_started)
         world.engine.resume()
         await until(lambda: Call.objects.filter(rollout=session.rollout_id, state="aborted").aexists())
         node = await sampled_node(session)

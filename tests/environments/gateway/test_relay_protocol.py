@@ -72,7 +72,7 @@ async def exchange(socket: Path, key: str, body: dict, call: str, offset: int, s
 
 async def resume(socket: Path, key: str, body: dict, call: str, got: bytes) -> bytes:
     """Ask again, as a relay does, until the end has come."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 status, more, ended = await exchange(socket, key, body, call, len(got))
