@@ -30,7 +30,7 @@ class GatewayProcess:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "environments.gateway", env=environment, stderr=asyncio.subprocess.DEVNULL
         )
-        await until(lambda: self.is_linked(), 30)
+        await until(lambda: self.is_linked(), 120)
         return self
 
     async def is_linked(self) -> bool:
