@@ -17,6 +17,7 @@ from environments.images.errors import ImageUnavailable
 from environments.images.pruning import Stale, find_stale, remove
 from environments.models import Image, Task
 from environments.sandboxes import SandboxError
+from environments.sandboxes.engine_client import why_unreachable
 
 
 class Command(BaseCommand):
@@ -73,17 +74,23 @@ class Command(BaseCommand):
             kept = {stale.key: remove(stale) for stale in found} if options["yes"] else {}
         except SandboxError as error:
             raise CommandError(str(error)) from error
+        report = self._print_json if options["json"] else self._print_stale
+        report(found, kept, why_unreachable() or "")
+
+    def _print_json(self, found: list[Stale], kept: dict[str, str], no_engine: str) -> None:
         gone = [stale for stale in found if kept.get(stale.key) == ""]
-        if options["json"]:
-            rows = [asdict(stale) | {"removed": stale in gone, "kept": kept.get(stale.key, "")} for stale in found]
-            report = {"stale": rows, "removed_bytes": sum(stale.size_bytes for stale in gone)}
-            self.stdout.write(json.dumps(report, default=str))
-            return
+        rows = [asdict(stale) | {"removed": stale in gone, "kept": kept.get(stale.key, "")} for stale in found]
+        report = {"stale": rows, "removed_bytes": sum(stale.size_bytes for stale in gone), "no_engine": no_engine}
+        self.stdout.write(json.dumps(report, default=str))
+
+    def _print_stale(self, found: list[Stale], kept: dict[str, str], no_engine: str) -> None:
+        if no_engine:
+            self.stderr.write(f"Only bundles were looked at. {no_engine}")
         for stale in found:
-            self.stdout.write(
-                f"{describe(stale)}  {'kept: ' + kept[stale.key] if kept.get(stale.key) else ''}".rstrip()
-            )
-        if options["yes"]:
+            reason = kept.get(stale.key)
+            self.stdout.write(f"{describe(stale)}  {'kept: ' + reason if reason else ''}".rstrip())
+        gone = [stale for stale in found if kept.get(stale.key) == ""]
+        if kept:
             self.stdout.write(f"{len(gone)} removed, {megabytes(gone)} (images share layers: less may come free).")
         elif found:
             self.stdout.write(f"{len(found)} could be removed, {megabytes(found)}. Nothing was; --yes does it.")

@@ -39,11 +39,12 @@ def test_a_program_that_ended_before_anybody_looked_was_started_all_the_same(
         looks.append(directory)
         if len(looks) > 1:
             return real(directory)
+        (directory / "work" / "go").touch()
         wait_for(lambda: not real(directory).get("running", True))
         return {}
 
     monkeypatch.setattr(docker, "read_state", look_late)
-    handle = launch_shell("exit 3")
+    handle = launch_shell("while [ ! -e go ]; do sleep 0.05; done; exit 3")
 
     assert len(looks) > 1
     assert wait_end(handle).exit_code == 3
