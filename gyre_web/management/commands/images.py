@@ -77,13 +77,13 @@ class Command(BaseCommand):
         report = self._print_json if options["json"] else self._print_stale
         report(found, kept, why_unreachable() or "")
 
-    def _print_json(self, found: list[Stale], kept: dict[str, str], no_engine: str) -> None:
+    def _print_json(self, found: Sequence[Stale], kept: dict[str, str], no_engine: str) -> None:
         gone = [stale for stale in found if kept.get(stale.key) == ""]
         rows = [asdict(stale) | {"removed": stale in gone, "kept": kept.get(stale.key, "")} for stale in found]
         report = {"stale": rows, "removed_bytes": sum(stale.size_bytes for stale in gone), "no_engine": no_engine}
         self.stdout.write(json.dumps(report, default=str))
 
-    def _print_stale(self, found: list[Stale], kept: dict[str, str], no_engine: str) -> None:
+    def _print_stale(self, found: Sequence[Stale], kept: dict[str, str], no_engine: str) -> None:
         if no_engine:
             self.stderr.write(f"Only bundles were looked at. {no_engine}")
         for stale in found:
