@@ -8,6 +8,7 @@ Never: talks to an engine on another host: directories of this one are mounted i
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,9 +56,13 @@ def new_client() -> docker.APIClient:
 
 
 def is_there() -> bool:
-    """Whether there is a socket to ask at all; costs nothing."""
+    """Whether anybody listens at the socket; costs microseconds. An engine that was killed leaves its socket behind."""
     at = urlsplit(address())
-    return at.scheme == "unix" and os.path.exists(at.path)
+    if at.scheme != "unix":
+        return False
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.settimeout(PROBE_TIMEOUT_S)
+        return knock.connect_ex(at.path) == 0
 
 
 def why_unreachable() -> str | None:

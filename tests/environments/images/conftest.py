@@ -1,9 +1,11 @@
 """Tasks whose images are built from a small local image, so that no test asks a registry."""
 
+import http
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
+import docker.errors
 import pytest
 
 from environments.images import base
@@ -54,8 +56,24 @@ def leave_no_image(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "small_image" in request.fixturenames:
         api = docker.APIClient(base_url=engine_client.address(), version="auto")
-        for found in api.images(name="gyre-task"):
-            api.remove_image(found["Id"], force=True)
+        left = {found["Id"] for found in api.images(name="gyre-task")}
+        while left:  # in rounds: an image goes after those that were made from it, in whatever order they are listed
+            gone = {image for image in left if is_removed(api, image)}
+            assert gone, f"none of {left} can be removed"
+            left -= gone
+
+
+def is_removed(api: docker.APIClient, image: str) -> bool:
+    """False where another image was made from it."""
+    try:
+        api.remove_image(image, force=True)
+    except docker.errors.ImageNotFound:
+        return True  # went with one that was made from it
+    except docker.errors.APIError as error:
+        if error.status_code != http.HTTPStatus.CONFLICT:
+            raise
+        return False
+    return True
 
 
 @pytest.fixture

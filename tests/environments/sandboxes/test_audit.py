@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
@@ -128,6 +129,21 @@ def test_what_is_not_ours_is_neither_listed_nor_touched(launch_shell: LaunchShel
 
     assert (code, report["sandboxes"], report["cleaned"]) == (0, [], [])
     assert foreign.exists()
+
+
+@pytest.mark.process_only
+def test_the_socket_that_a_killed_container_engine_left_behind_is_in_nobodys_way(
+    running: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "docker.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(left))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{left}")
+    Sandbox.objects.filter(pk=running.row.pk).delete()
+
+    assert entry_of(audit()[1], running)["problem"] == "orphan: no row speaks of it"
+    assert audit("--clean")[0] == 0
+    assert traces_of(running) == []
 
 
 @pytest.mark.docker
