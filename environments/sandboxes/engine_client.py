@@ -56,13 +56,22 @@ def new_client() -> docker.APIClient:
 
 
 def is_there() -> bool:
-    """Whether anybody listens at the socket; costs microseconds. An engine that was killed leaves its socket behind."""
+    """Whether anybody may listen at the socket; costs microseconds. An engine that was killed leaves its socket behind.
+
+    True also where the socket may not be opened: who then asks is told why.
+    """
     at = urlsplit(address())
     if at.scheme != "unix":
         return False
     with socket.socket(socket.AF_UNIX) as knock:
         knock.settimeout(PROBE_TIMEOUT_S)
-        return knock.connect_ex(at.path) == 0
+        try:
+            knock.connect(at.path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def why_unreachable() -> str | None:
