@@ -91,6 +91,17 @@ class Objective(Section):
     trained_roles: Literal["main", "with-summaries", "all"] = Field(
         "all", description="Whose tokens are trained: the main agent, also its summaries, also sub-agents and theirs."
     )
+    turn_discount: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="What a turn keeps of the advantage for each turn that comes after it; 1: all of it.",
+    )
+    turn_mark_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Added to the advantage of turns that a person marked right, taken from those marked wrong.",
+    )
     image_unavailable: Literal["exclude", "zero"] = Field(
         "exclude",
         description="A member whose image cannot be had: out of its group's baseline, or in it with the placeholder 0.",

@@ -8,7 +8,7 @@ Never: writes.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -17,8 +17,18 @@ from training.advantages import batch_advantages, has_signal, overlong_penalty
 from training.config import Objective, RunConfig
 from training.models import Group, Member, OptimizerStep
 from training.scheduling.settling import placeholder_reward
-from training.selection import ROLE_ORDER, TRAINED_ROLES, NodeRecord, Purpose, Selection, build_record, select_samples
+from training.selection import (
+    ROLE_ORDER,
+    TRAINED_ROLES,
+    NodeRecord,
+    Purpose,
+    Sample,
+    Selection,
+    build_record,
+    select_samples,
+)
 from training.trainer import TrainRollout
+from training.turn_credit import turn_advantages
 
 OVERLONG = frozenset({Outcome.BUDGET_REACHED, Outcome.CONTEXT_OVERFLOW, Outcome.HARNESS_TIMEOUT})
 """Ended by a limit and not by the agent."""
@@ -33,6 +43,7 @@ class BatchMember:
     advantage: float
     selection: Selection
     staleness: int | None
+    rollout: TrainRollout
     masked: bool = False
 
     @property
@@ -51,7 +62,7 @@ class PolicyBatch:
 
     @property
     def rollouts(self) -> list[TrainRollout]:
-        return [TrainRollout(samples=each.selection.samples, advantage=each.advantage) for each in self.members]
+        return [each.rollout for each in self.members]
 
 
 def reward_of(member: Member, objective: Objective) -> float | None:
@@ -144,12 +155,31 @@ def load_trained(step: OptimizerStep, config: RunConfig) -> list[TrainRollout]:
         roles=TRAINED_ROLES[config.objective.trained_roles],
     )
     return [
-        TrainRollout(
-            samples=() if is_masked(member, config) else found[member.rollout_id].samples,
-            advantage=float(member.advantage or 0.0),
+        build_rollout(
+            member,
+            () if is_masked(member, config) else found[member.rollout_id].samples,
+            float(member.advantage or 0.0),
+            config,
         )
         for member in members
     ]
+
+
+def build_rollout(member: Member, samples: tuple[Sample, ...], advantage: float, config: RunConfig) -> TrainRollout:
+    """What the trainer gets. Marks of turns are frozen once a step has the group, like the reward."""
+    discount, weight = config.objective.turn_discount, config.objective.turn_mark_weight
+    marks = read_marks(member.turn_marks) if weight else {}
+    if discount == 1.0 and not marks:
+        return TrainRollout(samples=samples, advantage=advantage)
+    credited = tuple(
+        turn_advantages(sample, advantage, discount=discount, marks=marks, mark_weight=weight) for sample in samples
+    )
+    return TrainRollout(samples=samples, advantage=advantage, turn_advantages=credited)
+
+
+def read_marks(turn_marks: Mapping[str, bool]) -> dict[int, bool]:
+    """JSON has text for keys."""
+    return {int(node): right for node, right in turn_marks.items()}
 
 
 def build_member(
@@ -169,6 +199,7 @@ def build_member(
         advantage=advantage,
         selection=selection,
         staleness=None if oldest is None else version - oldest,
+        rollout=build_rollout(member, selection.samples, advantage, config),
         masked=is_masked(member, config),
     )
 

@@ -48,12 +48,13 @@ class NodeRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One node's place in a sample: ids[start:stop] are the node's ids."""
+    """One node's place in a sample: ids[start:stop] are the node's ids. sampled: it is a turn of the model's."""
 
     node: int
     start: int
     stop: int
     opener_length: int
+    sampled: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,9 @@ def build_sample(rollout_id: UUID, path: Sequence[NodeRecord], taken: set[int]) 
             loss_mask[first:stop] = True
         if node.behaviour_logprobs is not None:
             logprobs[first:stop] = node.behaviour_logprobs
-        pieces.append(Piece(node=node.index, start=start, stop=stop, opener_length=node.opener_length))
+        pieces.append(
+            Piece(node=node.index, start=start, stop=stop, opener_length=node.opener_length, sampled=node.sampled)
+        )
         start = stop
     loss_mask[:1] = False  # nothing predicts the first token
     return Sample(

@@ -7,6 +7,7 @@ Holds: one transaction a call; a state changes by compare-and-set under the atte
 Never: talks to engines, trainers or workers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -134,13 +135,19 @@ def request(attempt_id: UUID, wanted: Attempt.Wanted | str) -> Attempt:
 
 @transaction.atomic
 def apply_judgement(
-    *, rollout_id: UUID, reward: float | None, include: Member.Include | str, release_hold: bool
+    *,
+    rollout_id: UUID,
+    reward: float | None,
+    include: Member.Include | str,
+    release_hold: bool,
+    turn_marks: Mapping[str, bool] | None = None,
 ) -> str:
     """Make a person's judgement what training uses: "trains", "too_late" or "none" (review's Label.Effect).
 
     reward: the override; None: the verifier's number stands (also withdraws an earlier override).
     include: `keep` brings back a member that was excluded, if its slot was not refilled and there is a reward.
     release_hold: the member no longer waits for a person.
+    turn_marks: node index to right or wrong, all that stand; they train where objective.turn_mark_weight is above 0.
     """
     include = Member.Include(include)
     member = Member.objects.filter(rollout_id=rollout_id).first()
@@ -152,9 +159,12 @@ def apply_judgement(
         return "too_late"
     if group.state == Group.State.EXCLUDED:
         return "none"
-    judged = reward is not None or include != Member.Include.AS_SCORED
+    marks = dict(turn_marks or {})
+    weighs_turns = group.attempt.config["objective"].get("turn_mark_weight", 0.0) > 0
+    judged = reward is not None or include != Member.Include.AS_SCORED or bool(marks and weighs_turns)
     changed = (member.effective_reward, member.include) != (reward, include)
-    member.effective_reward, member.include = reward, include
+    changed |= weighs_turns and member.turn_marks != marks
+    member.effective_reward, member.include, member.turn_marks = reward, include, marks
     if release_hold:
         changed |= member.hold
         member.hold = False
@@ -162,11 +172,11 @@ def apply_judgement(
             member.disposition = Member.Disposition.PENDING
             member.reason = ""
     if member.disposition == Member.Disposition.EXCLUDED and not _may_return(member, group):
-        member.save(update_fields=["effective_reward", "include", "hold"])
+        member.save(update_fields=["effective_reward", "include", "turn_marks", "hold"])
         return "none"
     if member.disposition == Member.Disposition.EXCLUDED:
         member.disposition, member.reason = Member.Disposition.PENDING, ""
-    member.save(update_fields=["effective_reward", "include", "hold", "disposition", "reason"])
+    member.save(update_fields=["effective_reward", "include", "turn_marks", "hold", "disposition", "reason"])
     _reopen(group)
     transaction.on_commit(lambda: ring(group.attempt_id), robust=True)
     return "trains" if judged or changed else "none"

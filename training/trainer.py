@@ -49,10 +49,21 @@ class NotFinite(TrainerError):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRollout:
-    """The samples of one rollout, all with its advantage."""
+    """The samples of one rollout, all with its advantage.
+
+    turn_advantages: [num_trained] of each sample instead, where turns are credited apart (training.turn_credit).
+    """
 
     samples: tuple[Sample, ...]
     advantage: float
+    turn_advantages: tuple[npt.NDArray[np.float32], ...] | None = None
+
+    @property
+    def advantages(self) -> list[npt.NDArray[np.float32]]:
+        """[num_trained] of each sample."""
+        if self.turn_advantages is not None:
+            return list(self.turn_advantages)
+        return [np.full(sample.num_trained, self.advantage, dtype=np.float32) for sample in self.samples]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,16 +189,17 @@ class Trainer:
 
     @led
     def policy_step(self, rollouts: Sequence[TrainRollout], *, terms: PolicyTerms, learning_rate: float) -> StepReport:
-        """One update. Rollouts whose loss has no gradient (advantage 0, nothing else in the loss) count in the
+        """One update. Samples whose loss has no gradient (advantage 0, nothing else in the loss) count in the
         denominators and are not computed."""
         started = time.monotonic()
         objective = terms.objective
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         numbers_T = token_numbers(samples)
         owners = torch.tensor([place for place, rollout in enumerate(rollouts) for _ in rollout.samples])
-        advantage_S = torch.tensor([rollout.advantage for rollout in rollouts for _ in rollout.samples])
+        advantages = [advantage_t for rollout in rollouts for advantage_t in rollout.advantages]
+        advantage_T = torch.from_numpy(np.concatenate([*advantages, np.zeros(0, dtype=np.float32)]))
         all_matter = objective.kl_coefficient > 0 or objective.entropy_coefficient > 0
-        wanted = [number for number in range(len(samples)) if all_matter or advantage_S[number] != 0]
+        wanted = [number for number, advantage_t in enumerate(advantages) if all_matter or advantage_t.any()]
         batches = self.micro_batches(samples, wanted)
         keep_T = self._kept_tokens(batches, len(numbers_T), terms)
         aggregation = aggregate(numbers_T, owners, keep_T, terms)
@@ -196,7 +208,7 @@ class Trainer:
         behaviour_T = torch.full((len(numbers_T),), math.nan)
         sums = Sums()
         for batch, counts in self._turns(batches):
-            logprobs_M = self._policy_micro_step(batch, aggregation, advantage_S, keep_T, terms, sums, counts=counts)
+            logprobs_M = self._policy_micro_step(batch, aggregation, advantage_T, keep_T, terms, sums, counts=counts)
             if counts:
                 logprobs_T[batch.token_M] = logprobs_M
         for batch in batches:
@@ -231,7 +243,7 @@ class Trainer:
         self,
         batch: MicroBatch,
         aggregation: Aggregation,
-        advantage_S: Tensor,
+        advantage_T: Tensor,
         keep_T: Tensor,
         terms: PolicyTerms,
         sums: Sums,
@@ -248,7 +260,7 @@ class Trainer:
         device = logprobs_M.device
         kept_M = keep_T[batch.token_M].to(device)
         sequence_M, behaviour_M = batch.sample_M.to(device), batch.behaviour_logprobs_M.to(device)
-        advantages_M = advantage_S[batch.sample_M].to(device)
+        advantages_M = advantage_T[batch.token_M].to(device)
         proximal_M = logprobs_M.detach()
         kl_M = self._kl(batch, logprobs_M, terms) if objective.kl_coefficient else torch.zeros_like(proximal_M)
         if objective.kl_in == "reward":

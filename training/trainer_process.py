@@ -486,9 +486,9 @@ def trained_member(each: BatchMember, batch: PolicyBatch, logprobs: list[Any]) -
         member.reason = "masked: it ended at a limit (objective.overlong); it counts in its group's baseline"
     elif not each.selection.samples:
         member.reason = "no token that a policy loss may train"
-    elif member.group_id in batch.no_signal:
+    elif member.group_id in batch.no_signal and not any(credit.any() for credit in each.rollout.advantages):
         member.reason = "no signal: all rewards of its group are equal"
-    member.token_stats = encode_token_stats(each.selection.samples, logprobs)
+    member.token_stats = encode_token_stats(each.selection.samples, logprobs, each.rollout.advantages)
     return member
 
 

@@ -122,5 +122,5 @@ def build_tokens(rollout: Rollout, node: Node, start: int, count: int) -> dict[s
         "mask": build_mask(node, recorded, len(ids))[window],
         "mask_recorded": recorded is not None,
         "trainer_logprobs": aligned(trainer, node, len(ids))[window],
-        "advantage": advantage,
+        "advantage": stats.get("advantage", advantage),
     }

@@ -206,6 +206,18 @@ def test_a_group_that_a_step_has_claimed_is_not_changed_any_more(member):
     assert judge(member, include="drop") == "too_late"
 
 
+def test_marks_on_turns_train_only_where_the_run_weighs_them(member):
+    assert judge(member, turn_marks={"1": True}) == "none"
+    attempt = member.group.attempt
+    attempt.config["objective"]["turn_mark_weight"] = 0.5
+    attempt.save(update_fields=["config"])
+    assert judge(member, turn_marks={"1": False}) == "trains"
+    assert member.turn_marks == {"1": False}
+    Group.objects.update(state=Group.State.EATEN)
+    assert judge(member, turn_marks={"1": True}) == "too_late"
+    assert member.turn_marks == {"1": False}
+
+
 def test_a_judgement_that_changes_nothing_has_no_effect(member):
     assert judge(member) == "none"
 

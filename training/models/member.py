@@ -21,6 +21,9 @@ class Member(models.Model):
     refill = models.PositiveSmallIntegerField(default=0, help_text="How often this slot was refilled before.")
     effective_reward = models.FloatField(null=True, help_text="A person's override, else null: the verifier's stands.")
     include = models.CharField(max_length=10, choices=Include.choices, default=Include.AS_SCORED)
+    turn_marks = models.JSONField(
+        default=dict, help_text='{"<node index>": true (right) or false (wrong)}: a person\'s, as training uses them.'
+    )
     hold = models.BooleanField(default=False, help_text="Waits for a person before its group may be eaten.")
     hold_reason = models.CharField(max_length=200, blank=True)
     hold_until = models.DateTimeField(null=True)
@@ -32,7 +35,7 @@ class Member(models.Model):
     num_samples = models.PositiveSmallIntegerField(default=0)
     token_stats = models.JSONField(
         default=dict,
-        help_text="Per node index: base64 float32 trainer_logprobs and uint8 loss_mask, for the token view.",
+        help_text="Per node index: base64 float32 trainer_logprobs and uint8 loss_mask, and its advantage, for the token view.",
     )
 
     class Meta:

@@ -44,7 +44,7 @@ export const LENSES = [
   },
   {
     key: "advantage", name: "advantage", scale: "div", range: [-2, 2],
-    meaning: "Credit that training gave the token: its rollout's advantage where the mask is 1.",
+    meaning: "Credit that training gave the token where the mask is 1: its rollout's advantage, or its turn's share of it.",
     value: (token) => (token.mask ? token.advantage : null), label: (value) => value.toFixed(1).replace("-", "−"),
   },
   {
