@@ -122,7 +122,10 @@ def _add_label(rollout: Rollout, author: User, judgement: Judgement) -> Label:
     before = [label_values(one) for one in earlier]
     earlier.update(superseded_by=label)
     label.effect = apply_judgement(
-        rollout_id=rollout.pk, reward=label.reward, include=INCLUDE[Label.Keep(label.keep)], release_hold=True,
+        rollout_id=rollout.pk,
+        reward=label.reward,
+        include=INCLUDE[Label.Keep(label.keep)],
+        release_hold=True,
         turn_marks=label.turns,
     )
     label.save(update_fields=["effect"])

@@ -10,7 +10,9 @@ import torch
 
 import gyre_web.bench
 from gyre_web.bench import _trl
+from training.config import Preference
 from training.objectives import POLICY_LOSSES, Clip, Tokens, build_aggregation, kl_penalty
+from training.preference import PairLogprobs, pair_losses
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -71,12 +73,21 @@ CASES = {
 }
 
 
-def trl_answers():
+def ask_trl(script, asked):
     """All cases in one process: importing TRL takes longest."""
     try:
         python = _trl.trl_python()
     except _trl.TrlMissing as missing:
         pytest.skip(f"NOT CHECKED HERE (peer): {missing}")
+    done = subprocess.run(
+        [str(python), str(Path(gyre_web.bench.__path__[0]) / script)], input=json.dumps(asked), capture_output=True,
+        text=True, env=_trl.environment(), timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def trl_answers():
     asked = []
     for number, case in enumerate(CASES.values()):
         values = made_case(number)
@@ -85,13 +96,7 @@ def trl_answers():
         if not case.get("weighted"):
             del values["importance_ratio"]
         asked.append(values | case["trl"])
-    script = Path(gyre_web.bench.__path__[0]) / "_trl_losses.py"
-    done = subprocess.run(
-        [str(python), str(script)], input=json.dumps(asked), capture_output=True, text=True, env=_trl.environment(),
-        timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(CASES, ask_trl("_trl_losses.py", asked), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +141,60 @@ def test_loss_and_gradient_equal_trls(name, theirs):
     loss, gradient = ours(list(CASES).index(name), CASES[name])
     assert loss == pytest.approx(theirs[name]["loss"], abs=1e-5)
     assert torch.allclose(gradient, torch.tensor(theirs[name]["gradient"], dtype=torch.float64), atol=1e-5)
+
+
+# TRL smooths labels in its `aot` kinds only. Those sort the scores of a batch, which for a single pair is nothing.
+PREFERENCES = {
+    "dpo": {"ours": {"beta": 0.3}, "trl": {"loss_type": "sigmoid"}, "pairs": 3},
+    "dpo with smoothed labels": {
+        "ours": {"beta": 0.3, "label_smoothing": 0.1}, "trl": {"loss_type": "aot_unpaired"}, "pairs": 1,
+    },
+    "ipo": {"ours": {"loss": "ipo", "beta": 0.25}, "trl": {"loss_type": "ipo"}, "pairs": 3},
+}  # fmt: skip
+
+
+def made_pairs(number, pairs):
+    """[2P][T], chosen first, of unlike lengths with holes."""
+    values = made_case(100 + number)
+    chosen = {name: values[name][: 2 * pairs] for name in ("logprobs", "reference_logprobs", "mask")}
+    sums = [
+        sum(value * kept for value, kept in zip(row, mask, strict=True))
+        for row, mask in zip(chosen.pop("reference_logprobs"), chosen["mask"], strict=True)
+    ]
+    return chosen | {"reference_sums": sums}
+
+
+@pytest.fixture(scope="module")
+def their_preferences():
+    asked = [
+        made_pairs(number, case["pairs"])
+        | {"beta": case["ours"]["beta"], "label_smoothing": case["ours"].get("label_smoothing", 0.0)}
+        | case["trl"]
+        for number, case in enumerate(PREFERENCES.values())
+    ]
+    return dict(zip(PREFERENCES, ask_trl("_trl_preferences.py", asked), strict=True))
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_the_preference_loss_and_its_gradient_equal_trls(name, their_preferences):
+    case = PREFERENCES[name]
+    values = made_pairs(list(PREFERENCES).index(name), case["pairs"])
+    mask = torch.tensor(values["mask"], dtype=torch.float64)
+    logprobs = torch.tensor(values["logprobs"], dtype=torch.float64).requires_grad_()
+    sums, lengths, reference = (logprobs * mask).sum(1), mask.sum(1), torch.tensor(values["reference_sums"]).double()
+    chosen, rejected = slice(None, case["pairs"]), slice(case["pairs"], None)
+    losses_P, _ = pair_losses(
+        PairLogprobs(
+            chosen_P=sums[chosen],
+            rejected_P=sums[rejected],
+            reference_chosen_P=reference[chosen],
+            reference_rejected_P=reference[rejected],
+            lengths_chosen_P=lengths[chosen],
+            lengths_rejected_P=lengths[rejected],
+        ),
+        Preference(**case["ours"]),
+    )
+    losses_P.mean().backward()
+    theirs = their_preferences[name]
+    assert float(losses_P.mean().detach()) == pytest.approx(theirs["loss"], abs=1e-5)
+    assert torch.allclose(logprobs.grad, torch.tensor(theirs["gradient"], dtype=torch.float64), atol=1e-5)
