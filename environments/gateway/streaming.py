@@ -3,7 +3,7 @@
 From:  delivery.py, one call of `token` a sampled id.
 To:    the dialect's AnswerStream.
 Holds: no borders of engine chunks show; reasoning goes before text, both in the words of the renderer's own parse;
-       text is sent up to a possible tool opener, tool calls only from the committed answer.
+       both are sent up to a possible tool opener, tool calls only from the committed answer.
 Cost:  linear in the answer.
 """
 
@@ -16,6 +16,7 @@ from environments.gateway.open_rollout import LiveCall, OpenRollout
 TOOL_OPENERS = ("<tool_call>", "<function=", "<|tool_call", "[TOOL_CALLS]", "<\uff5ctool")
 LONGEST_OPENER = max(map(len, TOOL_OPENERS))
 THINK, UNTHINK = "<think>", "</think>"
+HELD = (*TOOL_OPENERS, UNTHINK)
 
 Piece = tuple[Literal["reasoning", "text"], str]
 
@@ -23,8 +24,9 @@ Piece = tuple[Literal["reasoning", "text"], str]
 class StreamText:
     """Splits an answer's text, as it comes, into what is certain.
 
-    Not sent: anything from a possible tool opener on, trailing blanks (a parser may strip them), reasoning that is
-    still open. push("I see. <tool") gives [("text", "I see.")]; push("_call>...") gives [].
+    Not sent: anything from a possible tool opener on, trailing blanks (a parser may strip them). push("I see. <tool")
+    gives [("text", "I see.")]; push("_call>...") gives []. Reasoning that is still open is sent where the renderer
+    calls it reasoning already; else when it closes.
     """
 
     def __init__(self, split: Callable[[], str | None], *, is_thinking: bool = False) -> None:
@@ -32,13 +34,16 @@ class StreamText:
         is_thinking: the opener has begun the reasoning."""
         self._split = split
         self._rest = THINK if is_thinking else ""
-        """Not sent yet."""
+        """Not sent yet; while thinking all of it, from the opener on."""
         self._searched = 0
         self._state: Literal["start", "thinking", "text", "closed"] = "start"
         self._opened_by_prompt = is_thinking
         self._strips_newlines = False
         self._sent: list[str] = []
-        self.sent_reasoning = ""
+        self._thought: int | None = None
+        """Place in `_rest` up to which open reasoning was sent; None before it is known how the renderer reads it."""
+        self._streams_thought = True
+        self._sent_reasoning: list[str] = []
 
     def push(self, delta: str) -> list[Piece]:
         self._rest += delta
@@ -46,7 +51,7 @@ class StreamText:
         if self._state == "start":
             self._begin()
         if self._state == "thinking":
-            pieces += self._end_thinking()
+            pieces += self._think()
         if self._state == "text":
             pieces += self._certain()
         return pieces
@@ -58,11 +63,11 @@ class StreamText:
         elif not THINK.startswith(begin):
             self._state = "text"
 
-    def _end_thinking(self) -> list[Piece]:
+    def _think(self) -> list[Piece]:
         at = self._rest.find(UNTHINK, max(0, self._searched - len(UNTHINK)))
         self._searched = len(self._rest)
         if at < 0:
-            return []
+            return self._open_thought()
         self._state = "text"
         reasoning = self._split()
         if reasoning is None:
@@ -70,8 +75,43 @@ class StreamText:
             return []
         self._rest = self._rest[at + len(UNTHINK) :]
         self._strips_newlines = True
-        self.sent_reasoning = reasoning
-        return [("reasoning", reasoning)] if reasoning else []
+        return self._thought_pieces(self.rest_of_reasoning(reasoning))
+
+    def _open_thought(self) -> list[Piece]:
+        """What of the open reasoning can go out: it is in the parse already, and nothing after it can change it."""
+        if self._thought is None and self._streams_thought:
+            self._find_thought()
+        if self._thought is None or not self._streams_thought:
+            return []
+        new = self._rest[self._thought :]
+        if openers := [at for opener in TOOL_OPENERS if (at := new.find(opener)) >= 0]:
+            new, self._streams_thought = new[: min(openers)], False
+        else:
+            new = new[: len(new) - held_length(new)]
+        new = new.rstrip()
+        self._thought += len(new)
+        return self._thought_pieces(new)
+
+    def _find_thought(self) -> None:
+        """Where the renderer lets the reasoning begin; asked once, at its first word."""
+        begin = self._rest.index(THINK) + len(THINK)
+        word = self._rest[begin:].lstrip()
+        if not word or UNTHINK.startswith(word):
+            return
+        reasoning = self._split() or ""
+        self._thought = begin + self._rest[begin:].find(reasoning) if reasoning else None
+        self._streams_thought = bool(reasoning) and self._rest[begin : self._thought].strip() == ""
+
+    def _thought_pieces(self, text: str) -> list[Piece]:
+        if not text:
+            return []
+        self._sent_reasoning.append(text)
+        return [("reasoning", text)]
+
+    def rest_of_reasoning(self, reasoning: str) -> str:
+        """What of the final reasoning was not sent yet; nothing where the renderer reads it otherwise after all."""
+        sent = "".join(self._sent_reasoning)
+        return reasoning[len(sent) :] if reasoning.startswith(sent) else ""
 
     def _certain(self) -> list[Piece]:
         if self._strips_newlines and not self._sent:
@@ -99,9 +139,9 @@ class StreamText:
 
 
 def held_length(text: str) -> int:
-    """Length of the longest end of `text` that could begin a tool opener."""
+    """Length of the longest end of `text` that could begin a tool opener or end the reasoning."""
     end = text[1 - LONGEST_OPENER :]
-    return next((n for n in range(len(end), 0, -1) if any(o.startswith(end[-n:]) for o in TOOL_OPENERS)), 0)
+    return next((n for n in range(len(end), 0, -1) if any(o.startswith(end[-n:]) for o in HELD)), 0)
 
 
 class StreamEncoder:
@@ -125,8 +165,8 @@ class StreamEncoder:
     def end(self, call: LiveCall) -> bytes:
         assert call.answer
         message, pieces = call.answer.message, []
-        if message.get("reasoning") and not self._text.sent_reasoning:
-            pieces.append(self._stream.reasoning(message["reasoning"]))
+        if thought := self._text.rest_of_reasoning(message.get("reasoning") or ""):
+            pieces.append(self._stream.reasoning(thought))
         if rest := self._text.rest(message.get("content") or ""):
             pieces.append(self._stream.text(rest))
         return b"".join([*pieces, self._stream.end(call.answer)])
