@@ -147,7 +147,11 @@ def load_trained(step: OptimizerStep, config: RunConfig) -> list[TrainRollout]:
     The stored advantages count, not today's judgements.
     """
     rows = Member.objects.filter(group__step=step, disposition=Member.Disposition.TRAINED)
-    members = list(rows.select_related("rollout").order_by("group__index", "slot", "refill"))
+    return load_trained_members(list(rows.select_related("rollout").order_by("group__index", "slot", "refill")), config)
+
+
+def load_trained_members(members: Sequence[Member], config: RunConfig) -> list[TrainRollout]:
+    """The same of given members, in their order."""
     found = select_all(
         [member.rollout_id for member in members],
         max_samples=config.objective.max_samples_per_rollout,
