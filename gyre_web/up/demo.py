@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 DEMONSTRATIONS = 84
 """Held-out success is then about 40 % (208 gave 73 %, which leaves little to learn; 24 gave none)."""
 HELDOUT_TASKS = 120
-STEPS = 16
+STEPS = 14
 LOOK_S = 1.0
 DATABASE_PATIENCE_S = 120.0
 """Postgres may be restarted under a run."""
@@ -55,7 +55,8 @@ def build_config(*, seed: int, steps: int | None = None) -> RunConfig:
     """The recipe; everything that it does not say is a default of training.config.
 
     An expert needs two calls. Without the limit and the zero a policy forgot to submit, since its work was scored all the
-    same: 2.1 calls a rollout became 4.8 within four steps.
+    same: 2.1 calls a rollout became 4.8 within four steps. Without the KL a policy may unlearn to end its turns in one step,
+    and all of its rollouts fail from then on: no group has a signal that would bring it back (docs/log.md, 2026-12-07).
     """
     data: dict[str, Any] = {
         "seed": seed,
@@ -64,10 +65,15 @@ def build_config(*, seed: int, steps: int | None = None) -> RunConfig:
         "harness": {"max_running": 32},
         "sampling": {"max_tokens": 64},
         "budgets": {"max_calls": 5},
-        "objective": {"overlong": "zero"},
+        "objective": {"overlong": "zero", "kl_coefficient": 0.05},
         "schedule": {"checkpoint_every": 3},
         "evaluation": {"tasks": HELDOUT_TASKS},
-        "optimization": {"steps": steps or STEPS, "warmup_steps": 3, "micro_batch_tokens": 2048},
+        "optimization": {
+            "steps": steps or STEPS,
+            "learning_rate": 4e-5,
+            "warmup_steps": 3,
+            "micro_batch_tokens": 2048,
+        },
     }
     return RunConfig.model_validate(data)
 
