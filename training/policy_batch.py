@@ -1,7 +1,7 @@
 """What a policy step trains on: its groups' members, judged, credited and cut into samples.
 
 From:  the groups that the controller gave to an OptimizerStep; their members, rollouts and nodes.
-To:    training.trainer (rollouts with advantages), training.trainer_process (what becomes of each member).
+To:    training.trainer (rollouts with advantages), training.step_commit (what becomes of each member).
 Holds: every member of the groups gets a disposition and, where excluded, a reason; only members in the baseline count
        in mean and deviation; a member that an earlier act excluded stays so.
 Never: writes.

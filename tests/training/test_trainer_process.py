@@ -96,6 +96,20 @@ def test_a_step_changes_members_groups_counters_metrics_and_versions_together(tm
     assert values["mismatch_mean"] > 0
 
 
+def test_a_step_that_has_nothing_to_learn_from_is_said_with_what_to_do(tmp_path):
+    attempt = make_attempt(tmp_path)
+    loop = warm(attempt)
+    request_step(attempt, 1, rewards=((1, 0, 0), (1, 1, 1)))
+    loop.turn()
+    assert not attempt.events.filter(kind="no_signal").exists()
+    request_step(attempt, 2, rewards=((0, 0, 0), (0, 0, 0)))
+    loop.turn()
+    warning = attempt.events.get(kind="no_signal")
+    assert warning.level == "warning"
+    assert "Step 2 had nothing to learn from" in warning.text
+    assert "kl_coefficient" in warning.text
+
+
 def test_a_verifier_error_leaves_mean_and_deviation_and_is_excluded_with_its_reason(tmp_path):
     attempt = make_attempt(tmp_path)
     loop = warm(attempt)
