@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--rollouts", type=int, default=72, help="A step trains so many.")
     parser.add_argument("--micro-batch-tokens", type=int, default=2048)
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--kl-coefficient", type=float, default=0.05, help="As in the demo; 0: no reference model.")
     parser.add_argument("--limit-bytes", type=float, default=8e9)
     arguments = parser.parse_args()
     if not os.environ.get(PREPARED):
@@ -44,7 +45,9 @@ def check(arguments: argparse.Namespace) -> int:
     source = random.Random(1)
     settings = Optimization(micro_batch_tokens=arguments.micro_batch_tokens, precision=arguments.precision)
     trainer = Trainer.load(arguments.model, settings=settings, seed=1)
-    terms = PolicyTerms(objective=Objective(), temperature=1.0, constant_length=600)
+    trainer.reference_path = arguments.model
+    objective = Objective(kl_coefficient=arguments.kl_coefficient)
+    terms = PolicyTerms(objective=objective, temperature=1.0, constant_length=600)
     vocabulary = trainer.language_model.core.config.vocab_size
     curve, speeds = [], []
     for step in range(1, arguments.steps + 1):
