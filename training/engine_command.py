@@ -77,9 +77,10 @@ def device_arguments(config: EngineSection) -> list[str]:
 
 
 def build_environment(
-    config: EngineSection, listening: Listening, cores: Sequence[int] | None, base: Mapping[str, str]
+    config: EngineSection, listening: Listening, cores: Sequence[int] | None, base: Mapping[str, str], *, private: Path
 ) -> dict[str, str]:
-    """cores: processor numbers that the engine may use; None: all that this process may."""
+    """cores: processor numbers that the engine may use; None: all that this process may. private: its own directory,
+    where its processes meet; vLLM's sockets stay behind when it is killed, and go with the directory."""
     environment = {name: value for name, value in base.items() if not name.startswith(("VLLM_", "KMP_", "OMP_"))}
     environment |= {
         KEY_VARIABLE: listening.key,
@@ -90,6 +91,7 @@ def build_environment(
         environment |= {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_RPC_BASE_PATH": str(private),
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             **(cpu_environment(config, cores) if config.device == "cpu" else {}),

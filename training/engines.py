@@ -159,7 +159,7 @@ def start_process(
     with log_path.open("ab") as log_file:
         process = subprocess.Popen(
             [*WAIT_FOR_WORD, *build_command(config, weights, listening)],
-            env=build_environment(config, listening, cores, os.environ),
+            env=build_environment(config, listening, cores, os.environ, private=engine_directory(row)),
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,

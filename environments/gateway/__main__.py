@@ -2,11 +2,13 @@
 
 From:  settings.GATEWAY_SOCKET_DIR, settings.GATEWAY_PORT.
 To:    uvicorn, on a socket of its own; `gateway.sock` is a link to a living gateway's socket.
-Holds: several gateways share the directory; where the linked one dies, another takes the link within a second.
+Holds: several gateways share the directory; where the linked one dies, another takes the link within a second. One whose
+       socket was removed (somebody cleaned the temporary directory) ends, because nobody can reach it; it is started again.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -22,6 +24,8 @@ CHECK_LINK_S = 0.5
 KEEP_ALIVE_S = 3600
 """Must outlast every client's connection pool."""
 SHUTDOWN_S = 2
+
+logger = logging.getLogger(__name__)
 
 
 def bind_unix(path: Path) -> socket.socket:
@@ -52,8 +56,11 @@ def take_link(directory: Path, name: str) -> None:
 
 
 async def keep_link(directory: Path, name: str) -> None:
+    """Returns when this gateway's own socket is gone."""
     while True:
         await asyncio.sleep(CHECK_LINK_S)
+        if not (directory / name).exists():
+            return
         try:
             _, writer = await asyncio.open_unix_connection(str(directory / LINK))
             writer.close()
@@ -72,7 +79,8 @@ def remove_dead_sockets(directory: Path) -> None:
                 continue
 
 
-async def serve(gateway: Gateway, sockets: list[socket.socket]) -> None:
+async def serve(gateway: Gateway, sockets: list[socket.socket]) -> bool:
+    """Until it is asked to end; False: its socket was removed."""
     config = uvicorn.Config(
         gateway,
         lifespan="on",
@@ -93,10 +101,17 @@ async def serve(gateway: Gateway, sockets: list[socket.socket]) -> None:
     if server.started:
         take_link(gateway.socket_dir, gateway.socket_name)
     link = asyncio.create_task(keep_link(gateway.socket_dir, gateway.socket_name))
-    try:
-        await serving
-    finally:
+    await asyncio.wait((serving, link), return_when=asyncio.FIRST_COMPLETED)
+    if is_reachable := serving.done():
         link.cancel()
+    else:
+        logger.error(
+            "%s was removed: nobody can reach this gateway, so it ends. Keep GYRE_RUNTIME where nothing is cleaned up.",
+            gateway.socket_dir / gateway.socket_name,
+        )
+        server.should_exit = True
+    await serving
+    return is_reachable
 
 
 def main() -> int:
@@ -111,10 +126,10 @@ def main() -> int:
     runner = asyncio.Runner(loop_factory=new_loop)
     try:
         with runner:
-            runner.run(serve(gateway, sockets))
+            is_reachable = runner.run(serve(gateway, sockets))
     finally:
         own.unlink(missing_ok=True)
-    return 0
+    return 0 if is_reachable else 1
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

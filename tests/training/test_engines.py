@@ -72,10 +72,11 @@ def test_the_key_is_in_the_environment_and_never_in_the_arguments(tmp_path):
     listening = Listening(key="secret-key", socket=tmp_path / "s")
     weights = Weights(name="m", path=tmp_path, config_path=tmp_path, context_length=512)
     command = build_command(CONFIG, weights, listening)
-    environment = build_environment(CONFIG, listening, [0], {"VLLM_API_KEY": "x", "PATH": "/bin"})
+    environment = build_environment(CONFIG, listening, [0], {"VLLM_API_KEY": "x", "PATH": "/bin"}, private=tmp_path)
     assert "secret-key" not in " ".join(command)
     assert "training.engine_front.EngineFront" in command
     assert environment["GYRE_ENGINE_KEY"] == "secret-key"
+    assert environment["VLLM_RPC_BASE_PATH"] == str(tmp_path)
     assert environment["OMP_NUM_THREADS"] == "1"
     assert "VLLM_API_KEY" not in environment
 

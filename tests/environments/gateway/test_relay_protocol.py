@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -179,6 +180,16 @@ async def test_when_the_linked_gateway_dies_another_takes_the_link(world):
     await second.kill()
     await until(lambda: f"gw-{first.process.pid}-" in str(socket.readlink()))
     await first.kill()
+
+
+async def test_a_gateway_whose_sockets_were_cleaned_away_ends_so_that_it_is_started_again(world):
+    runtime = world.directory / "rt"
+    lonely = await GatewayProcess(runtime).start()
+    shutil.rmtree(runtime)
+    async with asyncio.timeout(30):
+        assert await lonely.process.wait() == 1
+    again = await GatewayProcess(runtime).start()
+    await again.kill()
 
 
 async def test_the_same_gateway_resumes_a_cut_exchange_and_takes_the_ack(world):
