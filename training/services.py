@@ -160,7 +160,7 @@ def apply_judgement(
     if group.state == Group.State.EXCLUDED:
         return "none"
     marks = dict(turn_marks or {})
-    weighs_turns = group.attempt.config["objective"].get("turn_mark_weight", 0.0) > 0
+    weighs_turns = group.attempt.config.get("objective", {}).get("turn_mark_weight", 0.0) > 0
     judged = reward is not None or include != Member.Include.AS_SCORED or bool(marks and weighs_turns)
     changed = (member.effective_reward, member.include) != (reward, include)
     changed |= weighs_turns and member.turn_marks != marks

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from environments.models import Rollout
 from tests.training.attempts import make_attempt, make_demonstrations, make_rollout, request_step
-from training import trainer_process
+from training import step_commit, trainer_process
 from training.models import Attempt, Checkpoint, Group, Member, Metric, OptimizerStep, Version
 from training.token_stats import decode_token_stats
 from training.trainer import Trainer
@@ -156,8 +156,9 @@ class Killed(BaseException):
 
 
 def kill_at(monkeypatch, name, *, before):
-    """Die once, just before or just after training.trainer_process.<name>."""
-    real = getattr(trainer_process, name)
+    """Die once, just before or just after what the trainer process, or its commit of a step, calls by this name."""
+    module = step_commit if name in ("save_members", "record_event") else trainer_process
+    real = getattr(module, name)
     left = [1]
 
     def deadly(*args, **kwargs):
@@ -168,7 +169,7 @@ def kill_at(monkeypatch, name, *, before):
             raise Killed
         return result
 
-    monkeypatch.setattr(trainer_process, name, deadly)
+    monkeypatch.setattr(module, name, deadly)
 
 
 KILL_POINTS = [
