@@ -264,7 +264,7 @@ def test_a_step_that_another_trainer_committed_is_not_committed_again(tmp_path):
     OptimizerStep.objects.filter(pk=step.pk).update(state=OptimizerStep.State.TRAINING)
     batch = trainer_process.load_policy_batch(step, trainer_process.RunConfig.model_validate(attempt.config))
     loop.turn()
-    with pytest.raises(trainer_process.TrainerBusy):
+    with pytest.raises(step_commit.TrainerBusy):
         trainer_process.commit_step(step, batch, None, metrics={}, version=None)
     assert Attempt.objects.get(pk=attempt.pk).consumed_rollouts == 6
 
@@ -301,7 +301,7 @@ def test_one_trainer_an_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_process, "LOCK_S", 0.0)
     path = trainer_process.AttemptFiles.of(attempt.id).lock
     held = trainer_process.take_lock(path, lambda: False)
-    with pytest.raises(trainer_process.TrainerBusy, match="another trainer"):
+    with pytest.raises(step_commit.TrainerBusy, match="another trainer"):
         loop_of(attempt).run()
     trainer_process.os.close(held)
 

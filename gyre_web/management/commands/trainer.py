@@ -23,7 +23,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         prepare_environment()
         from training.models import Cell
-        from training.trainer_process import TrainerBusy, TrainerLoop
+        from training.step_commit import TrainerBusy
+        from training.trainer_process import TrainerLoop
 
         stop = threading.Event()
 
